@@ -1,0 +1,7 @@
+"""One inference engine a file, imported as ``ppl_bnn.inference``."""
+
+if __name__ != "ppl_bnn.inference":
+    raise ImportError(
+        f"this package was imported as {__name__!r}; write `import ppl_bnn.inference` instead "
+        "(from the root of a checkout the bare name would load every class a second time)"
+    )

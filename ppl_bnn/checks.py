@@ -1,0 +1,155 @@
+"""Checks of a model's arguments and observations, before anything is computed."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from ppl_bnn.rows import is_array
+
+
+def leaf_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
+    """A name for each leaf of (args, kwargs), in the words of the model's signature."""
+    try:
+        bound = inspect.signature(model).bind(*args, **kwargs)
+        positional = [name for name in bound.arguments if name not in kwargs]
+    except (TypeError, ValueError):
+        positional = []
+    positional += [f"argument {i}" for i in range(len(positional), len(args))]
+    named = [*zip(positional, args, strict=False), *sorted(kwargs.items())]
+    return [
+        name + jax.tree_util.keystr(path)
+        for name, value in named
+        for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
+    ]
+
+
+def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
+    """Refuse data that are not finite, and data without rows.
+
+    Raises
+    ------
+    ValueError
+        Names the argument, what is wrong, and where it is first so.
+    """
+    for name, leaf in zip(leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True):
+        if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
+            continue
+        if leaf.ndim and leaf.shape[0] == 0:
+            raise ValueError(f"`{name}` has shape {leaf.shape}: there are no rows to learn from.")
+        if leaf.dtype == object:
+            raise ValueError(
+                f"`{name}` has dtype object; convert it to numbers, `{name}.astype(float)` perhaps."
+            )
+        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
+            bad = np.argwhere(~np.isfinite(np.asarray(leaf)))
+            first = tuple(int(i) for i in bad[0])
+            raise ValueError(
+                f"`{name}` has {len(bad)} entries that are NaN or infinite, the first at index {first}. "
+                "Remove or impute them; to leave observations out, give them a finite value and "
+                "mask them with `numpyro.handlers.mask`."
+            )
+
+
+def explain_failure(
+    error: Exception, model: Callable, args: tuple, kwargs: dict
+) -> Exception:
+    """The error to raise when the model cannot be run on its arguments."""
+    names = leaf_names(model, args, kwargs)
+    rows = {
+        name: leaf.shape[0]
+        for name, leaf in zip(names, jax.tree.leaves((args, kwargs)), strict=True)
+        if is_array(leaf) and leaf.ndim
+    }
+    if len(set(rows.values())) > 1:
+        listed = ", ".join(f"`{name}` has {length}" for name, length in rows.items())
+        return ValueError(
+            f"the arguments have different numbers of rows: {listed}. Features and targets must have one "
+            f"row per datum each. (Running the model failed with: {error})"
+        )
+    return error
+
+
+def check_observations(
+    model: Callable, args: tuple, kwargs: dict, trace: dict[str, dict]
+) -> None:
+    """Refuse observed values that do not fit their distribution's shape, type or support.
+
+    Parameters
+    ----------
+    model, args, kwargs
+        The model and what it is called with.
+    trace : dict
+        What `abstract_trace` gives for them.
+    """
+    leaves = jax.tree.leaves((args, kwargs))
+    names = leaf_names(model, args, kwargs)
+    for site_name, site in trace.items():
+        if site["type"] != "sample" or not site["is_observed"] or site["auxiliary"]:
+            continue
+        leaf = None if site["leaf"] is None else leaves[site["leaf"]]
+        what = f"the observed value of {site_name!r}"
+        if leaf is not None:
+            what += f" (`{names[site['leaf']]}`)"
+        kind = type(base(site["fn"])).__name__
+        if site["shape"] != site["fn_shape"]:
+            raise ValueError(
+                f"{what} has shape {site['shape']}, but its distribution, {kind}, has shape "
+                f"{site['fn_shape']}. Features and targets must have the same number of rows, and a "
+                "network's output of shape (rows, 1) needs `[..., 0]` to match targets of shape (rows,)."
+            )
+        support = site["fn"].support
+        if support.is_discrete and jnp.issubdtype(site["dtype"], jnp.inexact):
+            raise ValueError(
+                f"{what} has dtype {site['dtype']}, but {kind} needs integers: pass "
+                "`y.astype(int)`."
+            )
+        bounds = jax.tree.leaves(support)
+        if (
+            leaf is None
+            or isinstance(leaf, jax.core.Tracer)
+            or any(isinstance(bound, jax.core.Tracer) for bound in bounds)
+        ):
+            continue
+        inside = np.asarray(support(np.asarray(leaf)))
+        if not inside.all():
+            values = np.unique(np.asarray(leaf)[~inside] if inside.shape == leaf.shape else leaf)
+            shown = ", ".join(str(v) for v in values[:5])
+            raise ValueError(
+                f"{what} has {int((~inside).sum())} entries outside the support of {kind}, {_words(support)}: "
+                f"{shown}{', ...' if len(values) > 5 else ''}."
+            )
+
+
+def base(fn: Any) -> Any:
+    """The distribution inside `Independent`, `ExpandedDistribution` and `MaskedDistribution`."""
+    while hasattr(fn, "base_dist") and type(fn).__name__ in (
+        "Independent",
+        "ExpandedDistribution",
+        "MaskedDistribution",
+    ):
+        fn = fn.base_dist
+    return fn
+
+
+def _words(support: Any) -> str:
+    lower, upper = (getattr(support, f"{side}_bound", None) for side in ("lower", "upper"))
+    if lower is not None and upper is not None:
+        between = "integers" if support.is_discrete else "numbers"
+        return f"{between} from {lower} to {upper}"
+    return str(support)
+
+
+def refuse_latents(trace: dict[str, dict], names: Sequence[str]) -> None:
+    """Refuse discrete latent sites: there is no gradient in them."""
+    for name in names:
+        if trace[name]["fn"].support.is_discrete:
+            raise ValueError(
+                f"the latent site {name!r} is discrete ({type(base(trace[name]['fn'])).__name__}): "
+                "Hamiltonian Monte Carlo needs continuous sites. Sum it out by hand."
+            )

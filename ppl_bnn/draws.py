@@ -1,0 +1,125 @@
+"""What a set of draws is: the one form in which everything downstream reads an engine's result."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import jax
+import numpy as np
+from numpyro.infer import MCMC
+
+
+@dataclass(frozen=True)
+class Draws:
+    """Draws of a model's sites, grouped by chain, on the host.
+
+    Attributes
+    ----------
+    samples
+        Site name -> array of shape (chain, draw, ...), in the site's own (constrained) space.
+    model
+        The NumPyro model that the draws belong to.
+    stats
+        Sampler statistic -> array of shape (chain, draw, ...); empty where the engine has none.
+    fit_args
+        The positional arguments of the fit; empty where they are not known.
+    """
+
+    samples: dict[str, np.ndarray]
+    model: Callable | None = None
+    stats: dict[str, np.ndarray] = field(default_factory=dict)
+    fit_args: tuple[Any, ...] = ()
+
+    @property
+    def num_chains(self) -> int:
+        """Number of chains."""
+        return next(iter(self.samples.values())).shape[0]
+
+    @property
+    def num_draws(self) -> int:
+        """Number of draws in each chain."""
+        return next(iter(self.samples.values())).shape[1]
+
+    def flat(self) -> dict[str, np.ndarray]:
+        """The samples with chains one after the other: (chain * draw, ...)."""
+        return {name: value.reshape(-1, *value.shape[2:]) for name, value in self.samples.items()}
+
+
+def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool = False) -> Draws:
+    """Bring the result of an engine into the one form that this package reads.
+
+    Parameters
+    ----------
+    draws
+        An `numpyro.infer.MCMC` that has run, a dictionary of samples, or `Draws`.
+    model
+        The model that the draws belong to; by default the one that the MCMC ran.
+    group_by_chain
+        For a dictionary: whether its arrays start with (chain, draw) rather than with (draw,),
+        as in `MCMC.get_samples`.
+
+    Returns
+    -------
+    Draws
+        Repeated draws stay repeated: a rejected proposal counts its chain's position again.
+
+    Raises
+    ------
+    ValueError
+        If the MCMC has not run, or if the arrays disagree in their numbers of chains and draws.
+    TypeError
+        If `draws` is none of the above.
+    """
+    if isinstance(draws, Draws):
+        return draws if model is None else replace(draws, model=model)
+    if isinstance(draws, MCMC):
+        if draws.last_state is None:
+            raise ValueError("the MCMC given as `draws` holds no draws: call its `run` first")
+        return Draws(
+            samples=_on_host(draws.get_samples(group_by_chain=True)),
+            model=getattr(draws.sampler, "model", None) if model is None else model,
+            stats=_on_host(
+                {
+                    name: value
+                    for name, value in draws.get_extra_fields(group_by_chain=True).items()
+                    if isinstance(value, jax.Array | np.ndarray)
+                }
+            ),
+            fit_args=tuple(draws._args),
+        )
+    if isinstance(draws, Mapping):
+        samples = _on_host(draws)
+        if not group_by_chain:
+            samples = {name: value[None] for name, value in samples.items()}
+        _check_leading_axes(samples)
+        return Draws(samples=samples, model=model)
+    raise TypeError(
+        "`draws` must be an MCMC that has run, or a dictionary from site names to arrays, as "
+        f"`MCMC.get_samples` returns it; got {type(draws).__name__}"
+    )
+
+
+def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    # On the CPU this is a view; on an accelerator it frees the device for the evaluation.
+    return {name: np.asarray(value) for name, value in arrays.items()}
+
+
+def _check_leading_axes(samples: dict[str, np.ndarray]) -> None:
+    if not samples:
+        raise ValueError("`draws` is an empty dictionary; expected site names and their samples")
+    shapes = {name: value.shape for name, value in samples.items()}
+    counts = {shape[:2] for shape in shapes.values()}
+    if any(len(count) < 2 for count in counts):
+        raise ValueError(
+            "the arrays of `draws` start with the axis of draws, or with (chain, draw) where "
+            f"group_by_chain=True; got (chain, draw, ...) shapes {shapes}"
+        )
+    if len(counts) > 1:
+        raise ValueError(
+            "the arrays of `draws` differ in their numbers of chains and draws; samples of one "
+            f"run share them; got (chain, draw, ...) shapes {shapes}"
+        )
+    if 0 in counts.pop():
+        raise ValueError(f"`draws` holds no draws; got (chain, draw, ...) shapes {shapes}")

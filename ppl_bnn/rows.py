@@ -1,0 +1,302 @@
+"""Which arguments of a model hold one row per datum, and whether its likelihood is a sum over rows.
+
+Sharding, chunking and subsampling replace the model's likelihood by a sum over parts of its rows.
+That is right only for a model whose observed sites are conditionally independent given the latent
+ones, and whose priors do not look at the rows; both are checked here, before any work.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from numpyro import handlers
+from numpyro.infer import init_to_median
+
+from ppl_bnn.density import site_log_prob
+
+
+class Rows(NamedTuple):
+    """The rows of a model's data: how many, in which arguments, and seen by which sites."""
+
+    num_rows: int
+    treedef: Any  # of (args, kwargs)
+    is_row: tuple[bool, ...]  # per leaf of (args, kwargs)
+    sites: dict[str, int | None]  # observed site -> axis (from the right) of its rows
+    deterministic: frozenset[str]  # deterministic sites that have an axis of rows
+
+    def take(self, leaves: Sequence[Any], index: Any) -> tuple[tuple, dict]:
+        """Model arguments that hold the rows `index` (a slice or an integer array)."""
+        taken = [
+            leaf[index] if row else leaf for leaf, row in zip(leaves, self.is_row, strict=True)
+        ]
+        return jax.tree.unflatten(self.treedef, taken)
+
+    def split(self, leaves: Sequence[Any]) -> tuple[list, list]:
+        """Leaves with rows and leaves without."""
+        pairs = list(zip(leaves, self.is_row, strict=True))
+        return [leaf for leaf, row in pairs if row], [leaf for leaf, row in pairs if not row]
+
+    def join(self, row_leaves: Sequence[Any], other_leaves: Sequence[Any]) -> tuple[tuple, dict]:
+        """Model arguments from the two lists that `split` gives."""
+        with_rows, others = iter(row_leaves), iter(other_leaves)
+        leaves = [next(with_rows if row else others) for row in self.is_row]
+        return jax.tree.unflatten(self.treedef, leaves)
+
+
+def is_array(leaf: Any) -> bool:
+    """Whether a leaf is an array (as opposed to a number, a flag or a string of the user's)."""
+    return isinstance(leaf, np.ndarray | jax.Array) and not jax.dtypes.issubdtype(
+        leaf.dtype, jax.dtypes.prng_key
+    )
+
+
+def seeded_trace(model: Callable, args: tuple, kwargs: dict, seed: int = 0) -> dict[str, dict]:
+    """Trace of one run of the model, hidden from handlers around the caller."""
+    with handlers.block():
+        seeded = handlers.seed(model, jax.random.key(seed))
+        return handlers.trace(seeded).get_trace(*args, **kwargs)
+
+
+def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, dict]:
+    """Trace of the model whose arrays are shapes only: nothing is computed.
+
+    A site keeps ``shape`` and ``dtype`` of its value, ``batch_shape`` and ``fn_shape`` of its
+    distribution, and ``leaf``, the index of the argument that is handed to ``obs=`` as it is.
+    """
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    where = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
+    sites: dict[str, dict] = {}
+
+    def run(arrays):
+        filled = list(leaves)
+        for i, array in zip(where, arrays, strict=True):
+            filled[i] = array
+        args, kwargs = jax.tree.unflatten(treedef, filled)
+        for name, site in seeded_trace(model, args, kwargs).items():
+            kept = {k: site.get(k) for k in ("type", "is_observed", "args", "cond_indep_stack")}
+            kept["auxiliary"] = bool(site.get("infer", {}).get("is_auxiliary"))
+            if site["type"] in ("param", "mutable"):
+                kept["value"] = site["value"]
+            if site["type"] in ("sample", "deterministic"):
+                kept["shape"] = jnp.shape(site["value"])
+            if site["type"] == "sample":
+                fn = site["fn"]
+                kept["dtype"] = jnp.result_type(site["value"])
+                kept["batch_shape"], kept["fn_shape"] = fn.batch_shape, tuple(fn.shape())
+                kept["fn"] = fn  # of use for its type and its static attributes alone
+                kept["leaf"] = next(
+                    (i for i, a in zip(where, arrays, strict=True) if a is site["value"]), None
+                )
+            sites[name] = kept
+
+    jax.eval_shape(run, [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in where])
+    return sites
+
+
+def find_rows(
+    model: Callable,
+    args: tuple,
+    kwargs: dict,
+    data_argnames: Sequence[str] | None = None,
+) -> Rows | None:
+    """Find the rows of a model's data; None if the model, so called, observes nothing.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model.
+    args, kwargs
+        What it is called with.
+    data_argnames : sequence of str, optional
+        Names of the arguments that hold rows. By default all arrays whose leading axis is as
+        long as the plate that the observed sites sit in.
+
+    Raises
+    ------
+    ValueError
+        If a plate subsamples, a latent site has one value per row, observed sites sit in plates
+        of different sizes, or no argument holds rows.
+    """
+    trace = abstract_trace(model, args, kwargs)
+    refuse_subsampling(trace)
+    observed = {
+        name: site
+        for name, site in trace.items()
+        if site["type"] == "sample" and site["is_observed"]
+    }
+    if not any(not site["auxiliary"] or site["batch_shape"] for site in observed.values()):
+        return None
+    leaves, treedef = jax.tree.flatten((args, kwargs))
+    named = _leaves_of(model, args, kwargs, data_argnames)
+    lengths = {
+        leaf.shape[0]
+        for leaf, wanted in zip(leaves, named, strict=True)
+        if wanted and is_array(leaf) and leaf.ndim
+    }
+    sites: dict[str, int | None] = {}
+    sizes: dict[str, int] = {}
+    for name, site in observed.items():
+        axes = {frame.dim: frame.size for frame in site["cond_indep_stack"]}
+        if not axes and site["batch_shape"]:
+            axes = {-len(site["batch_shape"]): site["batch_shape"][0]}
+        matches = {dim: length for dim, length in axes.items() if length in lengths}
+        if matches:
+            dim = min(matches)  # the outermost, where several plates are as long
+            sites[name], sizes[name] = dim, matches[dim]
+        else:
+            sites[name] = None
+    if not sizes:
+        found = {n: s["batch_shape"] for n, s in observed.items()}
+        raise ValueError(
+            "no argument of the model holds the rows of its data: the observed sites have the batch "
+            f"shapes {found}, the array arguments the leading axes {sorted(lengths)}. Pass the data as "
+            "arguments of the model (not through a closure) and put the observed site in "
+            "`numpyro.plate('data', x.shape[0])`."
+        )
+    if len(set(sizes.values())) > 1:
+        raise ValueError(
+            f"observed sites sit in plates of different sizes, {sizes}: rows cannot be split "
+            "in one way for all of them. Use one plate, or run without `mesh` and `chunk_size`."
+        )
+    num_rows = next(iter(sizes.values()))
+    is_row = tuple(
+        wanted and is_array(leaf) and leaf.ndim > 0 and leaf.shape[0] == num_rows
+        for leaf, wanted in zip(leaves, named, strict=True)
+    )
+    rows = Rows(num_rows, treedef, is_row, sites, frozenset())
+    changed = _changed_shapes(model, rows, leaves, trace)
+    for name in changed:
+        site = trace[name]
+        if site["type"] == "sample" and not site["is_observed"]:
+            raise ValueError(
+                f"the latent site {name!r} has one value for each of the {num_rows} rows: splitting "
+                "rows would need to split the position too, which is not supported. Run "
+                "without `mesh` and `chunk_size`, or integrate the site out."
+            )
+    return rows._replace(
+        deterministic=frozenset(n for n in changed if trace[n]["type"] == "deterministic")
+    )
+
+
+def _changed_shapes(model: Callable, rows: Rows, leaves: Sequence[Any], trace: dict) -> list[str]:
+    """Sites that have another shape when the model is shown two rows."""
+    try:
+        args, kwargs = rows.take(leaves, slice(0, 2))
+        few = abstract_trace(model, args, kwargs)
+    except Exception as error:
+        raise ValueError(
+            f"the model runs on all {rows.num_rows} rows of its data, but not on two of them: {error}. "
+            "Everything that has one entry per row (a mask, an offset, the size of a plate) must "
+            "come from the model's arguments, not from outside."
+        ) from error
+    return [
+        name
+        for name, site in trace.items()
+        if site["type"] != "plate" and (name not in few or few[name]["shape"] != site["shape"])
+    ]
+
+
+def refuse_subsampling(trace: dict[str, dict]) -> None:
+    """Full-batch inference on a subsampled plate would freeze one minibatch, silently."""
+    for name, site in trace.items():
+        if site["type"] == "plate":
+            size, subsample_size = site["args"]
+            if subsample_size is not None and subsample_size != size:
+                raise ValueError(
+                    f"the plate {name!r} subsamples {subsample_size} of {size} rows. Under a full-batch "
+                    "method one minibatch would be drawn and kept for the whole run. Remove "
+                    "`subsample_size` (or `mini_batch`), or use SVI or a stochastic-gradient method."
+                )
+
+
+def _leaves_of(
+    model: Callable, args: tuple, kwargs: dict, names: Sequence[str] | None
+) -> list[bool]:
+    """Per leaf of (args, kwargs), whether it belongs to one of the named arguments."""
+    if names is None:
+        return [True] * len(jax.tree.leaves((args, kwargs)))
+    signature = inspect.signature(model)
+    unknown = set(names) - set(signature.parameters)
+    if unknown:
+        raise ValueError(
+            f"`data_argnames` has {sorted(unknown)}, but the model's arguments are "
+            f"{list(signature.parameters)}."
+        )
+    positional = list(signature.bind(*args, **kwargs).arguments)[: len(args)]
+    flags: list[bool] = []
+    for name, value in [*zip(positional, args, strict=False), *sorted(kwargs.items())]:
+        flags += [name in names] * len(jax.tree.leaves(value))
+    return flags
+
+
+def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
+    """Run the model on a few rows, apart and together: the log density must add up.
+
+    Raises
+    ------
+    ValueError
+        If a prior or an unobserved quantity changes with the rows that the model is shown (a
+        prior scaled by ``x.std()``, say), or the log likelihood of four rows is not the sum of
+        that of two and two (standardisation inside the model, batch normalisation).
+    """
+    if rows.num_rows < 2:
+        return
+    picked = np.linspace(0, rows.num_rows - 1, min(4, rows.num_rows)).astype(int)
+    half = len(picked) // 2
+    seeded = handlers.seed(model, jax.random.key(0))
+    tame = handlers.substitute(seeded, substitute_fn=init_to_median(num_samples=15))
+
+    def log_probs(args, kwargs, values):
+        """Sum of each site's log density and of its absolute terms; the latent values."""
+        with handlers.block():
+            pinned = handlers.substitute(tame, data=values) if values else tame
+            trace = handlers.trace(pinned).get_trace(*args, **kwargs)
+        sampled = {n: site for n, site in trace.items() if site["type"] == "sample"}
+        terms = {name: site_log_prob(site) for name, site in sampled.items()}
+        sums = {n: jnp.stack([jnp.sum(lp), jnp.sum(jnp.abs(lp))]) for n, lp in terms.items()}
+        return sums, {n: s["value"] for n, s in sampled.items() if not s["is_observed"]}
+
+    # compiled, for op by op it would take seconds
+    row_leaves, other_leaves = rows.split(leaves)
+
+    @jax.jit
+    def compare(picked_leaves):
+        together, values = log_probs(*rows.join(picked_leaves, other_leaves), {})
+        parts = []
+        for part in (slice(None, half), slice(half, None)):
+            some = [leaf[part] for leaf in picked_leaves]
+            parts.append(log_probs(*rows.join(some, other_leaves), values)[0])
+        return together, *parts
+
+    compared = compare([leaf[picked] for leaf in row_leaves])
+    together, first, second = jax.tree.map(lambda x: np.asarray(x, float), compared)
+    for name, (total, size) in together.items():
+        if rows.sites.get(name) is None:
+            if name in rows.sites and not _close(first[name][0], total, size):
+                raise ValueError(
+                    f"the observed site {name!r} has no axis of rows but changes with them: it sums over "
+                    "rows, or couples them. Give it one value per row, inside "
+                    "`numpyro.plate('data', x.shape[0])`, or run without `mesh` and `chunk_size`."
+                )
+            if not _close(first[name][0], total, size):
+                raise ValueError(
+                    f"the prior of {name!r} depends on which rows the model sees (a scale from `x.std()` or "
+                    "from the number of rows, perhaps): on a part of the data it would be another "
+                    "prior. Compute such quantities outside the model and pass them in."
+                )
+        elif not _close(first[name][0] + second[name][0], total, size):
+            raise ValueError(
+                f"the log likelihood of {name!r} is not a sum over rows: that of rows {picked.tolist()} is "
+                f"{total:.6g}, but its parts give {first[name][0] + second[name][0]:.6g}. The model "
+                "couples rows (`x.mean()`, batch normalisation, ...). Compute such quantities outside the "
+                "model, or run without `mesh` and `chunk_size`."
+            )
+
+
+def _close(a: float, b: float, size: float) -> bool:
+    return bool(np.isclose(a, b, rtol=0, atol=1e-4 * size + 1e-6, equal_nan=True))

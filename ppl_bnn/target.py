@@ -1,0 +1,234 @@
+"""A NumPyro model on given data, as a sampler sees it: positions in, log density out."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh
+from numpyro import handlers
+from numpyro.distributions import biject_to
+
+from ppl_bnn.checks import (
+    check_arguments,
+    check_observations,
+    explain_failure,
+    refuse_latents,
+)
+from ppl_bnn.data import Data
+from ppl_bnn.density import density_terms, run_at
+from ppl_bnn.likelihood import check_mesh_fits, row_log_likelihood
+from ppl_bnn.rows import abstract_trace, check_rows, find_rows, refuse_subsampling
+
+Position = dict[str, jax.Array]
+
+
+class Target:
+    """The posterior of a model on data that are checked and placed on their devices.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model.
+    args, kwargs
+        What it is called with.
+    mesh, chunk_size
+        As in `ppl_bnn.full_batch`. Where both are None the model is evaluated as it stands, and
+        need not be a sum over rows.
+    temperature : float
+        Prior and likelihood are raised to the power 1 / temperature, in constrained space.
+
+    Attributes
+    ----------
+    names : list of str
+        Latent sites, in the order in which the model samples them.
+    probe : tuple
+        Arguments that suffice to ask the model about its latent sites: all, or, with `mesh` or
+        `chunk_size`, two of their rows.
+    sites : dict
+        What `abstract_trace` tells of the model's sites.
+    data : Data
+        The placed arguments.
+    """
+
+    def __init__(
+        self,
+        model: Callable,
+        args: tuple,
+        kwargs: dict,
+        *,
+        mesh: Mesh | None = None,
+        chunk_size: int | None = None,
+        temperature: float = 1.0,
+    ):
+        self.mesh, self.temperature = mesh, temperature
+        check_arguments(model, args, kwargs)
+        try:
+            shapes = abstract_trace(model, args, kwargs)
+        except Exception as error:
+            explained = explain_failure(error, model, args, kwargs)
+            if explained is error:
+                raise
+            raise explained from error
+        refuse_subsampling(shapes)
+        check_observations(model, args, kwargs, shapes)
+
+        self.rows, self.probe = None, (args, kwargs)
+        if mesh is not None or chunk_size is not None:
+            self.rows = find_rows(model, args, kwargs)
+        if self.rows is not None:
+            check_mesh_fits(mesh, self.rows.num_rows)
+            leaves = jax.tree.leaves((args, kwargs))
+            if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
+                check_rows(model, leaves, self.rows)
+            self.probe = self.rows.take(leaves, slice(0, 2))
+        self.sites = abstract_trace(model, *self.probe)
+        self.names = [
+            name
+            for name, site in self.sites.items()
+            if site["type"] == "sample" and not site["is_observed"]
+        ]
+        if not self.names:
+            raise ValueError("the model has no latent sample site: there is nothing to infer.")
+        refuse_latents(self.sites, self.names)
+        self.model = _with_constants(model, self.sites)
+        self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
+        self.data = Data(args, kwargs, self.rows, mesh)
+        self._row_log_likelihood = self.rows and row_log_likelihood(
+            self.model, self.rows, mesh=mesh, chunk_size=chunk_size
+        )
+
+    def log_density(self, leaves: Sequence[Any]) -> Callable[[Position], jax.Array]:
+        """Log density of the position given the placed data, as terms to be summed.
+
+        Parameters
+        ----------
+        leaves : sequence
+            What `data.read()` gives.
+
+        Returns
+        -------
+        callable
+            From an unconstrained position to an array of shape (terms,). The sum, divided by the
+            temperature, is the log density up to a constant.
+        """
+
+        def plain(position: Position) -> jax.Array:
+            args, kwargs = jax.tree.unflatten(self.data.treedef, leaves)
+            return density_terms(*run_at(self.model, position, args, kwargs), self.temperature)
+
+        def by_rows(position: Position) -> jax.Array:
+            args, kwargs = self.rows.take(leaves, slice(0, 2))
+            trace, log_det = run_at(self.model, position, args, kwargs)
+            seen = frozenset(n for n, axis in self.rows.sites.items() if axis is not None)
+            values = {name: trace[name]["value"] for name in self.names}
+            total, terms = self._row_log_likelihood(values, leaves)
+            # the terms carry no gradient; this zero does
+            carrier = total - jax.lax.stop_gradient(total)
+            others = density_terms(trace, log_det, self.temperature, skip=seen)
+            return jnp.concatenate([others, carrier[None], jax.lax.stop_gradient(terms)])
+
+        return plain if self.rows is None else by_rows
+
+    def constrain(
+        self, position: Position, leaves: Sequence[Any], deterministic: bool = True
+    ) -> dict[str, jax.Array]:
+        """Values of the latent sites, and of the deterministic ones where there are any."""
+        with_rows = self.rows is not None and not (deterministic and self.has_deterministic)
+        if with_rows:
+            args, kwargs = self.rows.take(leaves, slice(0, 2))
+        else:
+            leaves = self._unpadded(leaves)
+            args, kwargs = jax.tree.unflatten(self.data.treedef, leaves)
+        trace, _ = run_at(self.model, position, args, kwargs)
+        kept = ("sample", "deterministic") if deterministic else ("sample",)
+        return {
+            name: site["value"]
+            for name, site in trace.items()
+            if site["type"] in kept and (site["type"] == "deterministic" or name in self.names)
+        }
+
+    def unconstrain(self, values: dict[str, Any]) -> Position:
+        """Unconstrained position at which the latent sites have the given values.
+
+        Raises
+        ------
+        ValueError
+            If a site is missing, unknown, or has another shape.
+        """
+        unknown, missing = set(values) - set(self.names), set(self.names) - set(values)
+        if unknown or missing:
+            raise ValueError(
+                f"initial values were given for {sorted(values)}, but the latent sites are {self.names}: "
+                f"missing {sorted(missing)}, unknown {sorted(unknown)}."
+            )
+        for name in self.names:
+            expected, got = self.sites[name]["shape"], jnp.shape(values[name])
+            if expected != got:
+                raise ValueError(
+                    f"the initial value of {name!r} has shape {got}, but the site has {expected}."
+                )
+        # supports may depend on other sites, so each is read off a run at the given values
+        with handlers.block():
+            pinned = handlers.substitute(self.model, data=values)
+            trace = handlers.trace(pinned).get_trace(*self.probe[0], **self.probe[1])
+        return {
+            name: _strong(biject_to(trace[name]["fn"].support).inv(jnp.asarray(values[name])))
+            for name in self.names
+        }
+
+    def shapes(self) -> dict[str, jax.ShapeDtypeStruct]:
+        """Shapes and types of an unconstrained position."""
+        sites = {name: self.sites[name] for name in self.names}
+        values = {n: jax.ShapeDtypeStruct(s["shape"], s["dtype"]) for n, s in sites.items()}
+        return jax.eval_shape(self.unconstrain, values)
+
+    def describe(self, position: Position, leaves: Sequence[Any]) -> str:
+        """Which sites make the log density at a position not finite, in words."""
+        args, kwargs = jax.tree.unflatten(self.data.treedef, self._unpadded(leaves))
+        trace, _ = run_at(self.model, position, args, kwargs)
+        lines = []
+        for name, site in trace.items():
+            if site["type"] == "sample":
+                log_prob = np.asarray(site["fn"].log_prob(site["value"]))
+                if not np.isfinite(log_prob).all():
+                    bad = int((~np.isfinite(log_prob)).sum())
+                    lines.append(f"log density of {name!r}: {log_prob.sum()} ({bad} entries not finite)")
+                if not np.isfinite(np.asarray(site["value"])).all():
+                    lines.append(f"value of {name!r}: not finite")
+        return "; ".join(lines) or "every log density is finite, but its gradient is not"
+
+    def _unpadded(self, leaves: Sequence[Any]) -> list[Any]:
+        if self.rows is None:
+            return list(leaves)
+        pairs = zip(leaves, self.rows.is_row, strict=True)
+        return [leaf[: self.rows.num_rows] if row else leaf for leaf, row in pairs]
+
+
+def _strong(leaf: jax.Array) -> jax.Array:
+    """The array with a dtype that does not yield to others', as a loop's carry needs."""
+    return jax.lax.convert_element_type(leaf, leaf.dtype)
+
+
+def _with_constants(model: Callable, trace: dict[str, dict]) -> Callable:
+    """The model with `numpyro.param` and `mutable` sites at their values, if these are empty.
+
+    NumPyro's own modules register a place for each parameter, empty once it has a prior. A place
+    that is not empty would stay at its initial value through the whole run.
+    """
+    constants = {
+        name: site["value"] for name, site in trace.items() if site["type"] in ("param", "mutable")
+    }
+    for name, value in constants.items():
+        left = jax.tree_util.tree_leaves_with_path(value)
+        if left:
+            paths = [jax.tree_util.keystr(path) for path, _ in left]
+            raise ValueError(
+                f"{name!r} is a `numpyro.param` or `numpyro.mutable` site: under MCMC it would keep its initial "
+                f"value, silently (entries {paths[:8]}). Give it a prior (`numpyro.sample`, "
+                "`ppl_bnn.random_module`), or make it a plain constant of the model."
+            )
+    return handlers.substitute(model, data=constants) if constants else model

@@ -1,0 +1,46 @@
+"""What all tests share: eight CPU devices, run-time type checks, the real data sets."""
+
+import os
+
+# Read when JAX makes its devices, so they come before anything that imports it.
+os.environ.setdefault("JAX_PLATFORMS", "cpu")
+os.environ["XLA_FLAGS"] = (
+    os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
+)
+
+from pathlib import Path
+
+import jaxtyping
+import numpy as np
+import pytest
+
+# An int is a float, as type checkers see it.
+jaxtyping.install_import_hook(
+    "ppl_bnn", "beartype.beartype(conf=beartype.BeartypeConf(is_pep484_tower=True))"
+)
+
+BESIDE_THE_REPO = Path(__file__).resolve().parents[2] / "shared" / "data"
+DATA = Path(os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO))
+
+
+@pytest.fixture(scope="session")
+def uci():
+    """``uci(name, split=0)``: x_train, y_train, x_test, y_test of a UCI set's standard split."""
+
+    def load(name, split=0):
+        path = DATA / "uci" / f"{name}.npz"
+        if not path.exists():
+            pytest.skip(f"no {path}: set PPL_BNN_DATA to the folder that holds uci/{name}.npz")
+        with np.load(path) as arrays, np.load(path.with_name("splits.npz")) as splits:
+            x, y = arrays["x"], arrays["y"]
+            is_test = np.zeros(len(y), bool)
+            is_test[splits[name][split].astype(int)] = True
+        return x[~is_test], y[~is_test], x[is_test], y[is_test]
+
+    return load
+
+
+@pytest.fixture
+def as_users_run(monkeypatch):
+    """No run-time type checks, so that bad input reaches the package's own errors."""
+    monkeypatch.setattr(jaxtyping.config, "jaxtyping_disable", True)
