@@ -11,9 +11,9 @@ FRESH := $(abspath $(VENV))-wheel
 
 help:  ## this list
 	@awk -F ':.*## +' '/^[a-z-]+:.*##/ { printf "make %-11s%s\n", $$1, $$2 }' Makefile
-	@echo 'ARGS="..." passes arguments on, PYTHON=... and VENV=... choose the interpreter and the environment.'
+	@echo 'ARGS="..." passes arguments on; PYTHON=... and VENV=... choose interpreter and environment.'
 
-demo: $(VENV)/has-examples  ## sample a Bayesian neural network on real data; ARGS="--data concrete" for other data
+demo: $(VENV)/has-examples  ## sample a network on real data; ARGS="--data concrete" for other data
 	$(RUN) examples/demo.py $(ARGS)
 
 test: $(VENV)/has-test  ## the fast tests, the code blocks of the documents among them
@@ -36,20 +36,22 @@ format: $(VENV)/has-dev  ## let ruff mend what it can
 types: $(VENV)/has-dev  ## mypy
 	$(RUN) -m mypy
 
-wheel: $(VENV)/has-dev  ## build the wheel and import every public name from it, in a fresh environment
+wheel: $(VENV)/has-dev  ## build the wheel and check it in a fresh environment
 	rm -rf dist $(FRESH)
 	$(RUN) -m build --outdir dist . >/dev/null
 	$(RUN) -m venv $(FRESH)
 	$(FRESH)/bin/python -m pip install --quiet dist/*.whl
-	cd "$$(mktemp -d)" && $(FRESH)/bin/python -I $(CURDIR)/.ci/check_wheel.py $(CURDIR) && rmdir "$$PWD"
+	cd "$$(mktemp -d)" && $(FRESH)/bin/python -I $(CURDIR)/.ci/check_wheel.py $(CURDIR) \
+	  && rmdir "$$PWD"
 
 clean:  ## remove the environments and what was built
 	rm -rf .venv* dist build *.egg-info .mypy_cache .pytest_cache .ruff_cache
 	find . -name __pycache__ -prune -exec rm -rf {} +
 
 $(RUN):
-	@test -n "$(PYTHON)" || { echo "No usable Python >= 3.11 found (it must run and have the venv and" \
-	  "ensurepip modules: on Debian, apt install python3-venv). Name one: make PYTHON=/path/to/python" >&2; exit 1; }
+	@test -n "$(PYTHON)" || { echo "No usable Python >= 3.11 found: it must run, with the modules" \
+	  "venv and ensurepip (on Debian: apt install python3-venv)." \
+	  "To name one: make PYTHON=/path/to/python" >&2; exit 1; }
 	"$(PYTHON)" -m venv $(VENV)
 
 # One stamp for each extra of pyproject.toml; a newer pyproject.toml installs again.

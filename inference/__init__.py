@@ -5,3 +5,7 @@ if __name__ != "ppl_bnn.inference":
         f"this package was imported as {__name__!r}; write `import ppl_bnn.inference` instead "
         "(from the root of a checkout the bare name would load every class a second time)"
     )
+
+from ppl_bnn.inference.hmc_kernel import HMC
+
+__all__ = ["HMC"]

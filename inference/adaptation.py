@@ -27,14 +27,14 @@ class DualAveraging(NamedTuple):
     log_step: jax.Array
     log_step_average: jax.Array
     error_average: jax.Array
-    count: jax.Array
+    num_updates: jax.Array
     centre: jax.Array
 
 
 class Welford(NamedTuple):
     """Running mean and sum of squared deviations of all chains' positions."""
 
-    count: jax.Array
+    num_seen: jax.Array
     mean: Tree
     squares: Tree
 
@@ -46,7 +46,7 @@ class AdaptState(NamedTuple):
     inverse_mass_matrix: Metric
     dual_averaging: DualAveraging
     welford: Welford | None
-    num_capped: jax.Array  # transitions in a row whose trajectory was cut short
+    num_exceeding: jax.Array  # transitions in a row that needed more steps than allowed
 
 
 def start_dual_averaging(step_size: jax.Array) -> DualAveraging:
@@ -58,7 +58,7 @@ def start_dual_averaging(step_size: jax.Array) -> DualAveraging:
 
 def update_dual_averaging(state: DualAveraging, error: jax.Array) -> DualAveraging:
     """One step, `error` being target minus realised acceptance probability."""
-    count = state.count + 1
+    count = state.num_updates + 1
     error_average = state.error_average + (error - state.error_average) / (count + T0)
     log_step = state.centre - jnp.sqrt(count) / GAMMA * error_average
     weight = count**-KAPPA
@@ -75,7 +75,7 @@ def start_welford(position: Tree) -> Welford:
 def update_welford(state: Welford, positions: Tree) -> Welford:
     """Add the positions of several chains, stacked on a leading axis."""
     added = jax.tree.leaves(positions)[0].shape[0]
-    count = state.count + added
+    count = state.num_seen + added
 
     def merge(mean, squares, new):
         centre = jnp.mean(new, axis=0)
@@ -83,7 +83,7 @@ def update_welford(state: Welford, positions: Tree) -> Welford:
         inner = jnp.sum((new - centre) ** 2, axis=0)
         return (
             (mean + shift * (added / count)).astype(mean.dtype),
-            (squares + inner + shift**2 * (state.count * added / count)).astype(mean.dtype),
+            (squares + inner + shift**2 * (state.num_seen * added / count)).astype(mean.dtype),
         )
 
     merged = {n: merge(state.mean[n], state.squares[n], positions[n]) for n in positions}
@@ -120,10 +120,11 @@ def update(
     shares of the warm-up, from the positions since the last time; the step size then starts anew.
     """
     if state.welford is not None:
-        state = state._replace(welford=update_welford(state.welford, positions))
+        welford = update_welford(state.welford, positions)
+        state = state._replace(welford=welford)
         ends = jnp.stack([jnp.floor(share * num_warmup) for share in MASS_MATRIX_UPDATES])
-        due = jnp.any(i + 1 == ends) & (state.welford.count >= 10)
-        state = jax.lax.cond(due, _new_masses, lambda s: s, state)
+        due = jnp.any(i + 1 == ends) & (welford.num_seen >= 10)
+        state = jax.lax.cond(due, _new_masses, lambda s, _: s, state, welford)
     if adapt_step_size:
         dual = update_dual_averaging(state.dual_averaging, target_accept_prob - accept_prob)
         last = i + 1 >= num_warmup
@@ -132,8 +133,8 @@ def update(
     return state
 
 
-def _new_masses(state: AdaptState) -> AdaptState:
-    count, _, squares = state.welford
+def _new_masses(state: AdaptState, welford: Welford) -> AdaptState:
+    count, _, squares = welford
     metric = state.inverse_mass_matrix
     shrink = count / (count + 5)
     diagonal = {
@@ -142,6 +143,6 @@ def _new_masses(state: AdaptState) -> AdaptState:
     }
     return state._replace(
         inverse_mass_matrix=metric._replace(diagonal=diagonal),
-        welford=jax.tree.map(jnp.zeros_like, state.welford),
+        welford=jax.tree.map(jnp.zeros_like, welford),
         dual_averaging=start_dual_averaging(state.step_size),
     )

@@ -4,44 +4,20 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
-from ppl_bnn.inference import adaptation, hmc, start
-from ppl_bnn.inference.hmc_settings import Settings, check_init_params, warn_collapse
-from ppl_bnn.mesh import CHAINS, size
+from ppl_bnn.inference import adaptation, start
+from ppl_bnn.inference.chains import Chains
+from ppl_bnn.inference.hmc_settings import Settings, check_init_params
+from ppl_bnn.inference.hmc_transition import HMCState, first_state, refresh, transition
+from ppl_bnn.inference.mass_matrix import Metric
 from ppl_bnn.target import Target
-
-PATIENCE = 10  # transitions in a row that may be cut short before the kernel gives up
-
-
-class HMCState(NamedTuple):
-    """State of one chain; with vectorised chains each field has a leading axis of chains."""
-
-    i: jax.Array  # transitions made, shape ()
-    z: dict[str, jax.Array]  # unconstrained position
-    z_grad: dict[str, jax.Array]  # gradient of the log density
-    terms: jax.Array  # partial sums of the log density, shape (terms,)
-    potential_energy: jax.Array
-    energy: jax.Array
-    trajectory_length: jax.Array  # before jitter
-    step_size: jax.Array  # that the transition used
-    num_steps: jax.Array  # leapfrog steps that the transition took
-    accept_prob: jax.Array
-    mean_accept_prob: jax.Array  # since the start of warm-up, or since its end
-    is_accepted: jax.Array
-    diverging: jax.Array
-    metropolis: jax.Array  # whether the transition passed through a Metropolis test
-    failed_at: jax.Array  # transition at which the kernel froze, -1 if it did not
-    num_warmup: jax.Array
-    adapt_state: adaptation.AdaptState
-    data: jax.Array  # fingerprint of the data that `terms` and `z_grad` belong to
-    rng_key: jax.Array
 
 
 class HMC(MCMCKernel):
@@ -56,8 +32,8 @@ class HMC(MCMCKernel):
     step_size : float, optional
         Leapfrog step size, in units of the square root of the inverse mass matrix: by default in
         prior standard deviations. Where it is adapted, the value to begin with. To use a step
-        given in parameter units, as in the paper, set ``inverse_mass_matrix="identity"``, or divide it
-        by the prior standard deviation: 1e-5 at prior variance 1/5 is 2.2e-5 prior units.
+        given in parameter units, as in the paper, set ``inverse_mass_matrix="identity"``, or
+        divide it by the prior standard deviation: 1e-5 at prior variance 1/5 is 2.2e-5.
     trajectory_length : float, optional
         In the same units. By default ``pi / 2 * sqrt(lambda_max(M @ Sigma))``, with ``Sigma`` the
         prior covariance: a quarter turn of the prior's slowest oscillator. That is pi / 2 for the
@@ -70,7 +46,7 @@ class HMC(MCMCKernel):
         the order of their names, ravelled) or a dictionary from tuples of sites to arrays as in
         NumPyro: vectors are diagonals, matrices dense.
     max_num_steps : int, optional
-        Leapfrog steps that a transition may take at most. By default 10,000 where the step size
+        Leapfrog steps that a transition may take at most. By default 100,000 where the step size
         is adapted, and no limit where it is fixed. A sampler that would need more for ten
         transitions in a row of the warm-up, or at all after it, has collapsed: it freezes, notes
         the transition in ``failed_at``, and warns. What was drawn before is kept.
@@ -172,6 +148,7 @@ class HMC(MCMCKernel):
         self._model = model
         self.settings = Settings(**options)
         self._target: Target | None = None
+        self._starts: dict[Any, tuple[Callable, Metric, Any]] = {}  # of `_target`
 
     @property
     def model(self) -> Callable:
@@ -179,7 +156,7 @@ class HMC(MCMCKernel):
         return self._model
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_target": None}  # placed data stay behind
+        return self.__dict__ | {"_target": None, "_starts": {}}  # placed data stay behind
 
     def _target_for(self, args: tuple, kwargs: dict | None) -> Target:
         """The posterior on these data, made once for the same arrays."""
@@ -198,7 +175,7 @@ class HMC(MCMCKernel):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return make()
         with jax.ensure_compile_time_eval():
-            self._target = make()
+            self._target, self._starts = make(), {}
         return self._target
 
     def init(
@@ -218,188 +195,61 @@ class HMC(MCMCKernel):
         """
         target = self._target_for(model_args, model_kwargs)
         settings = self.settings
-        batched = not is_prng_key(rng_key)
-        shapes = target.shapes()
-        with jax.ensure_compile_time_eval():
-            metric, length = settings.metric_and_length(target, shapes)
+        chains = Chains(not is_prng_key(rng_key), settings.mesh)
         if init_params is not None:
-            num_chains = len(rng_key) if batched else None
-            init_params = check_init_params(init_params, shapes, num_chains)
+            num_chains = len(rng_key) if chains.batched else None
+            init_params = check_init_params(init_params, target.shapes(), num_chains)
+        begin, metric, length = self._plan_start(target, chains, init_params is not None)
         leaves = target.data.read()
-
-        def begin(key, position, leaves):
-            return start.begin(
-                key, position, target, target.log_density(leaves), metric, length, settings
-            )
-
-        # the data are an argument here too, so that no program holds them as a constant
-        run = self._over_chains(begin, (0, None if init_params is None else 0, None), batched)
-        state, step_size, key = jax.jit(run)(rng_key, init_params, leaves)
-        start.check_start(target, state, leaves, batched)
+        chain, step_size, rng_key = begin(rng_key, init_params, leaves)
+        start.check_start(target, chain, leaves, chains.batched)
         step_size = jnp.exp(jnp.mean(jnp.log(step_size)))
-        one = jax.tree.map(lambda x: x[0], state.position) if batched else state.position
-        adapt_state = adaptation.start(step_size, metric, one, settings.adapt_mass_matrix)
         if settings.num_steps is not None:
             length = settings.num_steps * step_size
         settings.check_num_steps(length, step_size)
-        number = partial(jnp.asarray, dtype=jnp.result_type(float))
-        potential_energy = -jnp.sum(state.terms, axis=-1)
-        chains = potential_energy.shape
-        spread = lambda tree: jax.tree.map(lambda x: jnp.broadcast_to(x, chains + x.shape), tree)
-        shared = spread(
-            {
-                "i": jnp.int32(0),
-                "trajectory_length": number(length),
-                "step_size": number(step_size),
-                "num_steps": jnp.int32(0),
-                "accept_prob": number(0.0),
-                "mean_accept_prob": number(0.0),
-                "is_accepted": jnp.asarray(True),
-                "diverging": jnp.asarray(False),
-                "metropolis": jnp.asarray(True),
-                "failed_at": jnp.int32(-1),
-                "num_warmup": jnp.int32(num_warmup),
-                "adapt_state": adapt_state,
-                "data": target.data.fingerprint,
-            }
+        return first_state(
+            chain,
+            rng_key,
+            num_warmup=num_warmup,
+            trajectory_length=length,
+            adapt_state=adaptation.start(
+                step_size, metric, chains.first(chain.position), settings.adapt_mass_matrix
+            ),
+            data=target.data.fingerprint,
         )
-        return HMCState(
-            z=state.position,
-            z_grad=state.gradient,
-            terms=state.terms,
-            potential_energy=potential_energy,
-            energy=potential_energy,
-            rng_key=key,
-            **shared,
-        )
+
+    def _plan_start(
+        self, target: Target, chains: Chains, is_given: bool
+    ) -> tuple[Callable, Metric, Any]:
+        """Compiled start of all chains, masses and trajectory length, made once for a target."""
+        key = (chains.batched, is_given)
+        if key not in self._starts:
+            settings = self.settings
+            with jax.ensure_compile_time_eval():
+                metric, length = settings.metric_and_length(target, target.shapes())
+
+            # the data are an argument here too, so that no program holds them as a constant
+            def begin(rng_key, position, leaves):
+                log_density = target.log_density(leaves)
+                return start.begin(rng_key, position, target, log_density, metric, length, settings)
+
+            mapped = chains.map(begin, (0, 0 if is_given else None, None))
+            self._starts[key] = jax.jit(mapped), metric, length
+        return self._starts[key]
 
     def sample(self, state: HMCState, model_args: tuple, model_kwargs: dict | None) -> HMCState:
         """One transition of a chain, or of all vectorised chains together."""
         target = self._target_for(model_args, model_kwargs)
         leaves = target.data.read()
-        batched = jnp.ndim(state.i) == 1
-        first = partial(jax.tree.map, lambda x: x[0]) if batched else lambda tree: tree
-        state = self._refresh(state, target, leaves, batched)
-
-        def move(state):
-            return self._transition(state, target, leaves, batched)
-
-        def stay(state):
-            return state._replace(i=state.i + 1, num_steps=jnp.zeros_like(state.num_steps))
-
-        was_frozen = first(state.failed_at) >= 0
-        new = jax.lax.cond(was_frozen, stay, move, state)
-        record = first((new.failed_at, new.step_size, new.mean_accept_prob))
-        warn = partial(jax.debug.callback, partial(warn_collapse, limit=self.settings.limit))
-        has_failed = ~was_frozen & (record[0] >= 0)
-        jax.lax.cond(has_failed, warn, lambda *_: None, has_failed, *record)
-        return new
-
-    def _transition(
-        self, state: HMCState, target: Target, leaves: list, batched: bool
-    ) -> HMCState:
-        settings = self.settings
-        first = partial(jax.tree.map, lambda x: x[0]) if batched else lambda tree: tree
-        adapt_state, i, num_warmup, length = first(
-            (state.adapt_state, state.i, state.num_warmup, state.trajectory_length)
-        )
-        split = jax.vmap(partial(jax.random.split, num=3)) if batched else partial(
-            jax.random.split, num=3
-        )
-        keys = split(state.rng_key)
-        rng_key, key_step, key_jitter = (keys[:, k] if batched else keys[k] for k in range(3))
-
-        step_size, num_steps, capped = settings.plan_trajectory(
-            first(key_jitter), adapt_state.step_size, length
-        )
-        in_warmup = i < num_warmup
-        metropolis = jnp.where(in_warmup, settings.metropolis_in_warmup, settings.metropolis)
-
-        def move(key, chain):
-            return hmc.step(
-                key,
-                chain,
-                target.log_density(leaves),
-                metric=adapt_state.inverse_mass_matrix,
-                step_size=step_size,
-                num_steps=num_steps,
-                temperature=settings.temperature,
-                metropolis=metropolis,
-            )
-
-        chain = hmc.State(state.z, state.terms, state.z_grad)
-        chain, info = self._over_chains(move, (0, 0), batched)(key_step, chain)
-
-        def adapt(adapt_state):
-            stacked = chain.position if batched else jax.tree.map(lambda x: x[None], chain.position)
-            return adaptation.update(
-                adapt_state,
-                i=i,
-                num_warmup=num_warmup,
-                accept_prob=jnp.mean(info.accept_prob),
-                positions=stacked,
-                target_accept_prob=settings.target_accept_prob,
-                adapt_step_size=settings.adapt_step_size,
-            )
-
-        new_adapt = jax.lax.cond(in_warmup, adapt, lambda s: s, adapt_state)
-        num_capped = jnp.where(capped, adapt_state.num_capped + 1, 0)
-        new_adapt = new_adapt._replace(num_capped=num_capped)
-        has_failed = (num_capped >= PATIENCE) | (capped & ~in_warmup)
-        count = jnp.where(in_warmup, i, i - num_warmup) + 1
-        mean_accept_prob = (
-            state.mean_accept_prob + (info.accept_prob - state.mean_accept_prob) / count
-        )
-        spread = partial(jax.tree.map, lambda new, old: jnp.broadcast_to(new, old.shape))
-        like = lambda new, old: jnp.broadcast_to(new, old.shape).astype(old.dtype)
-        return state._replace(
-            i=state.i + 1,
-            z=chain.position,
-            z_grad=chain.gradient,
-            terms=chain.terms,
-            potential_energy=-jnp.sum(chain.terms, axis=-1),
-            energy=info.energy,
-            step_size=like(step_size, state.step_size),
-            num_steps=like(num_steps, state.num_steps),
-            accept_prob=info.accept_prob,
-            mean_accept_prob=mean_accept_prob,
-            is_accepted=info.is_accepted,
-            diverging=info.is_divergent,
-            metropolis=like(metropolis, state.metropolis),
-            failed_at=like(jnp.where(has_failed, i, -1), state.failed_at),
-            adapt_state=spread(new_adapt, state.adapt_state),
-            rng_key=rng_key,
-        )
+        chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
+        state = refresh(state, target, leaves, chains)
+        return transition(state, self.settings, target, leaves, chains)
 
     def refresh(self, state: HMCState, model_args: tuple, model_kwargs: dict | None) -> HMCState:
-        """Log density and gradient at the state's position for these data."""
+        """State with log density and gradient at its position for these data."""
         target = self._target_for(model_args, model_kwargs)
-        return self._refresh(state, target, target.data.read(), jnp.ndim(state.i) == 1)
-
-    def _refresh(
-        self, state: HMCState, target: Target, leaves: list, batched: bool
-    ) -> HMCState:
-        """Recompute what a state holds of its data, if these are not the data of this run."""
-
-        def recompute(state):
-            run = self._over_chains(lambda z: hmc.init(z, target.log_density(leaves)), 0, batched)
-            fresh = run(state.z)
-            return state._replace(
-                terms=fresh.terms,
-                z_grad=fresh.gradient,
-                potential_energy=-jnp.sum(fresh.terms, axis=-1),
-                data=jnp.broadcast_to(target.data.fingerprint, state.data.shape),
-            )
-
-        needed, got = jax.eval_shape(recompute, state).terms.shape, state.terms.shape
-        if needed != got:
-            raise ValueError(
-                f"the state (`post_warmup_state`?) was made on data of another size: its log density has "
-                f"{got[-1]} terms, on these data it has {needed[-1]}. Start a new `MCMC` for new data, with "
-                "`init_params=last_state.z` to begin where the old one ended."
-            )
-        stale = jnp.any(state.data != target.data.fingerprint)
-        return jax.lax.cond(stale, recompute, lambda state: state, state)
+        chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
+        return refresh(state, target, target.data.read(), chains)
 
     def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
         """Function from an unconstrained position to the sites' values, deterministic ones too."""
@@ -414,21 +264,3 @@ class HMC(MCMCKernel):
             f"{int(state.num_steps)} steps of size {float(state.step_size):.2e}. "
             f"acc. prob={float(state.mean_accept_prob):.2f}"
         )
-
-    def _over_chains(self, function: Callable, in_axes: Any, batched: bool) -> Callable:
-        if not batched:
-            return function
-        mesh = self.settings.mesh
-        if size(mesh, CHAINS) == 1:
-            return jax.vmap(function, in_axes=in_axes)
-        spread = NamedSharding(mesh, PartitionSpec(CHAINS))
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,)
-        mapped = jax.vmap(function, in_axes=in_axes, spmd_axis_name=CHAINS)
-
-        def sharded(*args):
-            constrain = partial(jax.lax.with_sharding_constraint, shardings=spread)
-            return mapped(
-                *(a if axis is None else jax.tree.map(constrain, a) for a, axis in zip(args, axes, strict=True))
-            )
-
-        return sharded

@@ -28,7 +28,8 @@ from ppl_bnn.target import Target
 from ppl_bnn.trajectory import num_leapfrog_steps
 
 NO_LIMIT = 2**30
-LIMIT_WHILE_ADAPTING = 10_000
+LIMIT_WHILE_ADAPTING = 100_000
+EARLY_LIMIT, EARLY_SHARE = 1_000, 0.1
 
 
 @dataclass(frozen=True)
@@ -69,7 +70,8 @@ class Settings:
                 raise ValueError(f"`{field.name}` must be True or False, got {value!r}.")
         if self.num_steps is not None and self.trajectory_length is not None:
             raise ValueError(
-                f"both `num_steps` ({self.num_steps}) and `trajectory_length` ({self.trajectory_length}) were "
+                f"both `num_steps` ({self.num_steps}) and `trajectory_length` "
+                f"({self.trajectory_length}) were "
                 "given. Give one of them: the other follows from it and the step size."
             )
         if not (_is_number(self.target_accept_prob) and 0 < self.target_accept_prob < 1):
@@ -78,14 +80,16 @@ class Settings:
             )
         if not (_is_number(self.trajectory_jitter) and 0 <= self.trajectory_jitter < 1):
             raise ValueError(
-                f"`trajectory_jitter` must be at least 0 and below 1, got {self.trajectory_jitter!r}."
+                "`trajectory_jitter` must be at least 0 and below 1, got "
+                f"{self.trajectory_jitter!r}."
             )
         if not self.adapt_step_size and self.step_size is None:
             raise ValueError("`adapt_step_size=False` needs a `step_size`.")
         kind = self.inverse_mass_matrix
         if isinstance(kind, str) and kind not in ("prior", "identity"):
             raise ValueError(
-                f"`inverse_mass_matrix` must be 'prior', 'identity', an array or a dictionary, got {kind!r}."
+                "`inverse_mass_matrix` must be 'prior', 'identity', an array or a dictionary, "
+                f"got {kind!r}."
             )
         check_init_strategy(self.init_strategy)
         check_mesh(self.mesh)
@@ -98,7 +102,7 @@ class Settings:
             return self.max_num_steps
         return LIMIT_WHILE_ADAPTING if self.adapt_step_size else NO_LIMIT
 
-    def metric_and_length(self, target: Target, shapes: Tree) -> tuple[Metric, float]:
+    def metric_and_length(self, target: Target, shapes: dict[str, Any]) -> tuple[Metric, float]:
         """Mass matrix, and trajectory length in its units, for a posterior.
 
         `shapes` is an unconstrained position, or its shapes.
@@ -109,12 +113,17 @@ class Settings:
         scales = ones
         if needs_scales or (isinstance(kind, str) and kind == "prior"):
             found = prior_scales(target.model, target.names, *target.probe)
-            scales = {n: jnp.broadcast_to(found[n], one.shape).astype(one.dtype) for n, one in ones.items()}
+            scales = {
+                n: jnp.broadcast_to(found[n], one.shape).astype(one.dtype)
+                for n, one in ones.items()
+            }
         unbounded = [n for n, scale in scales.items() if not bool(jnp.isfinite(scale).all())]
         if unbounded and needs_scales:
             raise ValueError(
-                f"the prior of {unbounded} has no finite variance, so no trajectory length follows from it: "
-                "give `trajectory_length` (in units of the prior's quartile range / 1.349 with the default "
+                f"the prior of {unbounded} has no finite variance, so no trajectory length "
+                "follows from it: "
+                "give `trajectory_length` (in units of the prior's quartile range / 1.349 "
+                "with the default "
                 "masses; pi / 2 is a start) or `num_steps`."
             )
         flat = [n for n, scale in scales.items() if not bool((scale > 0).all())]
@@ -141,27 +150,34 @@ class Settings:
         needed = self.num_steps or num_leapfrog_steps(float(length), float(step_size))
         if needed > self.limit:
             raise ValueError(
-                f"trajectories of length {float(length):.4g} with steps of {float(step_size):.3g} take {needed:,} "
-                f"leapfrog steps, more than `max_num_steps` = {self.limit:,}. Raise it, or choose a larger "
+                f"trajectories of length {float(length):.4g} with steps of "
+                f"{float(step_size):.3g} take {needed:,} "
+                f"leapfrog steps, more than `max_num_steps` = {self.limit:,}. Raise it, or "
+                "choose a larger "
                 "`step_size` or a shorter `trajectory_length`."
             )
 
     def plan_trajectory(
-        self, rng_key: jax.Array, step_size: jax.Array, length: jax.Array
+        self, rng_key: jax.Array, step_size: jax.Array, length: jax.Array, is_early: jax.Array
     ) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Step size, number of steps, and whether these were cut short, of one transition."""
+        """Step size, number of steps, and whether these exceed the limit, of one transition.
+
+        Early in the warm-up, while the step size is a guess, trajectories are kept short.
+        """
         jitter = self.trajectory_jitter
         factor = jax.random.uniform(
             rng_key, dtype=length.dtype, minval=1 - jitter, maxval=1 + jitter
         )
         wanted = self.num_steps if self.num_steps is not None else length / step_size
         wanted = jnp.maximum(jnp.round(wanted * (factor if jitter else 1)), 1)
-        capped = ~(wanted <= self.limit)
-        num_steps = jnp.where(capped, self.limit, wanted).astype(jnp.int32)
+        early_limit = min(EARLY_LIMIT, self.limit) if self.adapt_step_size else self.limit
+        limit = jnp.where(is_early, early_limit, self.limit)
+        is_cut = ~(wanted <= limit)  # true for NaN
+        num_steps = jnp.where(is_cut, limit, wanted).astype(jnp.int32)
         if not jitter and self.num_steps is None:
             # whole steps that make up the very length that was asked for
-            step_size = jnp.where(capped, step_size, length / num_steps)
-        return step_size, num_steps, capped
+            step_size = jnp.where(is_cut, step_size, length / num_steps)
+        return step_size, num_steps, ~(wanted <= self.limit) & ~is_early
 
 
 def _is_number(value: Any) -> bool:
@@ -170,7 +186,7 @@ def _is_number(value: Any) -> bool:
     )
 
 
-def check_init_params(init_params: Any, shapes: Tree, num_chains: int | None) -> Tree:
+def check_init_params(init_params: Any, shapes: dict[str, Any], num_chains: int | None) -> Tree:
     """Unconstrained positions to start from, one for each vectorised chain."""
     if not isinstance(init_params, Mapping) or set(init_params) != set(shapes):
         got = sorted(init_params) if isinstance(init_params, Mapping) else init_params
@@ -194,11 +210,15 @@ def warn_collapse(
     if not has_failed:  # under `vmap` both branches of the caller's condition run
         return
     warnings.warn(
-        f"HMC froze at transition {int(failed_at)}: with a step size of {float(step_size):.2e} a trajectory needs "
+        f"HMC froze at transition {int(failed_at)}: with a step size of {float(step_size):.2e} "
+        "a trajectory needs "
         f"more than max_num_steps = {limit:,} leapfrog steps (mean acceptance so far "
-        f"{float(accept_prob):.2f}). Draws before that are kept, later ones repeat the last. The usual "
-        "cause is a chain that began far from the posterior: use `warm_start`, check that inputs and "
-        "targets are standardised, and that no prior lets a noise scale go to zero. If the posterior "
+        f"{float(accept_prob):.2f}). Draws before that are kept, later ones repeat the last. "
+        "The usual "
+        "cause is a chain that began far from the posterior: use `warm_start`, check that "
+        "inputs and "
+        "targets are standardised, and that no prior lets a noise scale go to zero. If the "
+        "posterior "
         "really needs such steps, raise `max_num_steps`.",
         RuntimeWarning,
         stacklevel=2,

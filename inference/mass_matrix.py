@@ -29,7 +29,7 @@ def make_metric(diagonal: Tree, dense: Mapping[tuple[str, ...], jax.Array] | Non
     dense = dict(dense or {})
     factor = {}
     for names, matrix in dense.items():
-        # with the Cholesky factor L of the inverse mass matrix, inv(L).T @ inv(L) is the mass matrix
+        # L being the Cholesky factor of the inverse mass matrix, the mass matrix is inv(L).T inv(L)
         lower = jnp.linalg.cholesky(matrix)
         eye = jnp.eye(matrix.shape[0], dtype=matrix.dtype)
         factor[names] = jax.scipy.linalg.solve_triangular(lower, eye, lower=True).T
@@ -71,14 +71,15 @@ def sample_momentum(
 def kinetic_energy(metric: Metric, momentum: Tree) -> jax.Array:
     """Half of p.T @ inverse mass @ p, shape ()."""
     moved = velocity(metric, momentum)
-    return 0.5 * sum(jnp.sum(p * moved[name]) for name, p in momentum.items())
+    return 0.5 * sum((jnp.sum(p * moved[name]) for name, p in momentum.items()), jnp.zeros(()))
 
 
 def kinetic_difference(metric: Metric, new: Tree, old: Tree) -> jax.Array:
     """Kinetic energy of `new` minus that of `old`, without subtracting two large numbers."""
     # the difference of squares, (a - b) * inverse mass * (a + b) / 2
     moved = velocity(metric, jax.tree.map(jnp.subtract, new, old))
-    return 0.5 * sum(jnp.sum((new[name] + old[name]) * moved[name]) for name in new)
+    parts = (jnp.sum((new[name] + old[name]) * moved[name]) for name in new)
+    return 0.5 * sum(parts, jnp.zeros(()))
 
 
 def parse_inverse_mass_matrix(value: Any, position: Tree) -> Metric:
@@ -131,7 +132,8 @@ def parse_inverse_mass_matrix(value: Any, position: Tree) -> Metric:
                 del diagonal[name]
         else:
             raise ValueError(
-                f"`inverse_mass_matrix` of {names} has shape {block.shape}; those sites have {flat.size} "
+                f"`inverse_mass_matrix` of {names} has shape {block.shape}; those sites have "
+                f"{flat.size} "
                 f"elements, so ({flat.size},) or ({flat.size}, {flat.size}) was expected."
             )
     return make_metric(diagonal, dense)

@@ -57,9 +57,12 @@ def initial_values(rng_key: jax.Array, target: Target, init_strategy: Any) -> di
 def check_init_strategy(init_strategy: Any) -> None:
     """Refuse what `initial_values` does not know."""
     known = ("prior", "network")
-    if not (isinstance(init_strategy, Mapping) or callable(init_strategy) or init_strategy in known):
+    if not (
+        isinstance(init_strategy, Mapping) or callable(init_strategy) or init_strategy in known
+    ):
         raise ValueError(
-            f"`init_strategy` must be 'prior', 'network', a numpyro.infer.init_to_* strategy or a dict of "
+            "`init_strategy` must be 'prior', 'network', a numpyro.infer.init_to_* strategy "
+            "or a dict of "
             f"values by site, got {init_strategy!r}."
         )
 

@@ -1,17 +1,26 @@
-"""Bayesian neural networks on NumPyro, with exact full-batch HMC and convergence in function space."""
+"""Bayesian neural networks on NumPyro: full-batch HMC, and convergence in function space."""
 
 from ppl_bnn import inference, metrics, models, priors
+from ppl_bnn.arviz_export import to_arviz
+from ppl_bnn.diagnose import diagnose
+from ppl_bnn.draws import as_draws
+from ppl_bnn.function_space import function_space
 from ppl_bnn.inference.hmc_kernel import HMC
 from ppl_bnn.likelihood import full_batch, mini_batch
 from ppl_bnn.mesh import mesh
+from ppl_bnn.predict import predict
 from ppl_bnn.random_module import initial_weights, random_module
+from ppl_bnn.rhat import rhat
 from ppl_bnn.trajectory import num_leapfrog_steps, trajectory_length
 
 __version__ = "0.1.0.dev0"
 
 __all__ = [
     "HMC",
+    "as_draws",
+    "diagnose",
     "full_batch",
+    "function_space",
     "inference",
     "initial_weights",
     "mesh",
@@ -19,7 +28,10 @@ __all__ = [
     "mini_batch",
     "models",
     "num_leapfrog_steps",
+    "predict",
     "priors",
     "random_module",
+    "rhat",
+    "to_arviz",
     "trajectory_length",
 ]

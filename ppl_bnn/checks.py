@@ -37,7 +37,9 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
     ValueError
         Names the argument, what is wrong, and where it is first so.
     """
-    for name, leaf in zip(leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True):
+    for name, leaf in zip(
+        leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True
+    ):
         if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
             continue
         if leaf.ndim and leaf.shape[0] == 0:
@@ -50,15 +52,14 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
             bad = np.argwhere(~np.isfinite(np.asarray(leaf)))
             first = tuple(int(i) for i in bad[0])
             raise ValueError(
-                f"`{name}` has {len(bad)} entries that are NaN or infinite, the first at index {first}. "
+                f"`{name}` has {len(bad)} entries that are NaN or infinite, the first at index "
+                f"{first}. "
                 "Remove or impute them; to leave observations out, give them a finite value and "
                 "mask them with `numpyro.handlers.mask`."
             )
 
 
-def explain_failure(
-    error: Exception, model: Callable, args: tuple, kwargs: dict
-) -> Exception:
+def explain_failure(error: Exception, model: Callable, args: tuple, kwargs: dict) -> Exception:
     """The error to raise when the model cannot be run on its arguments."""
     names = leaf_names(model, args, kwargs)
     rows = {
@@ -69,15 +70,14 @@ def explain_failure(
     if len(set(rows.values())) > 1:
         listed = ", ".join(f"`{name}` has {length}" for name, length in rows.items())
         return ValueError(
-            f"the arguments have different numbers of rows: {listed}. Features and targets must have one "
+            f"the arguments have different numbers of rows: {listed}. Features and targets "
+            "must have one "
             f"row per datum each. (Running the model failed with: {error})"
         )
     return error
 
 
-def check_observations(
-    model: Callable, args: tuple, kwargs: dict, trace: dict[str, dict]
-) -> None:
+def check_observations(model: Callable, args: tuple, kwargs: dict, trace: dict[str, dict]) -> None:
     """Refuse observed values that do not fit their distribution's shape, type or support.
 
     Parameters
@@ -100,8 +100,10 @@ def check_observations(
         if site["shape"] != site["fn_shape"]:
             raise ValueError(
                 f"{what} has shape {site['shape']}, but its distribution, {kind}, has shape "
-                f"{site['fn_shape']}. Features and targets must have the same number of rows, and a "
-                "network's output of shape (rows, 1) needs `[..., 0]` to match targets of shape (rows,)."
+                f"{site['fn_shape']}. Features and targets must have the same number of rows, "
+                "and a "
+                "network's output of shape (rows, 1) needs `[..., 0]` to match targets of "
+                "shape (rows,)."
             )
         support = site["fn"].support
         if support.is_discrete and jnp.issubdtype(site["dtype"], jnp.inexact):
@@ -121,7 +123,8 @@ def check_observations(
             values = np.unique(np.asarray(leaf)[~inside] if inside.shape == leaf.shape else leaf)
             shown = ", ".join(str(v) for v in values[:5])
             raise ValueError(
-                f"{what} has {int((~inside).sum())} entries outside the support of {kind}, {_words(support)}: "
+                f"{what} has {int((~inside).sum())} entries outside the support of {kind}, "
+                f"{_words(support)}: "
                 f"{shown}{', ...' if len(values) > 5 else ''}."
             )
 

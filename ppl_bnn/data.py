@@ -43,7 +43,8 @@ class Data:
     """
 
     def __init__(self, args: tuple, kwargs: dict, rows: Rows | None, mesh: Mesh | None):
-        self.source, self.treedef = jax.tree.flatten((args, kwargs))
+        self.source, treedef = jax.tree.flatten((args, kwargs))
+        self.treedef: Any = treedef
         is_row = rows.is_row if rows is not None else (False,) * len(self.source)
         pairs = zip(self.source, is_row, strict=True)
         leaves = [_place(leaf, row, mesh) for leaf, row in pairs]
@@ -56,7 +57,7 @@ class Data:
     def is_from(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very objects that were placed."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
-        return treedef == self.treedef and all(
+        return self.treedef == treedef and all(
             a is b or (not is_array(a) and not is_array(b) and a == b)
             for a, b in zip(leaves, self.source, strict=True)
         )

@@ -44,7 +44,7 @@ def row_log_likelihood(
     -------
     callable
         ``(values, leaves) -> (total, terms)``: the constrained values of latent sites by name and
-        the leaves of the model's arguments (as they are, or padded by `Data`) to the log likelihood,
+        the leaves of the model's arguments (as they are, or padded by `Data`) to log likelihood,
         shape (), and its partial sums, shape (terms,), which carry no gradient.
 
     Notes
@@ -129,9 +129,7 @@ def row_log_likelihood(
         row_spec = PartitionSpec(DATA) if divisible else PartitionSpec()
 
         def local(values, row_leaves, fixed):
-            filled = [
-                b if a is None else a for a, b in zip(fixed, other_leaves, strict=True)
-            ]
+            filled = [b if a is None else a for a, b in zip(fixed, other_leaves, strict=True)]
             return run(values, row_leaves, filled)
 
         return jax.shard_map(
@@ -179,7 +177,8 @@ def check_mesh_fits(mesh: Mesh | None, num_rows: int) -> None:
     """Refuse meshes some of whose devices would hold padding alone."""
     if size(mesh, DATA) > num_rows:
         raise ValueError(
-            f"`mesh` divides rows over {size(mesh, DATA)} devices, but there are {num_rows} rows. Make a "
+            f"`mesh` divides rows over {size(mesh, DATA)} devices, but there are {num_rows} "
+            "rows. Make a "
             f"smaller one: `ppl_bnn.mesh(data={num_rows})` at most."
         )
 
@@ -222,8 +221,8 @@ def full_batch(
     Rows that do not divide among devices are padded with weight zero; none is dropped.
     `handlers.scale` and `handlers.mask` are honoured, inside and outside. Deterministic sites that
     have an axis of rows are left out: get them from `numpyro.infer.Predictive` on `model` itself.
-    With NumPyro's own `MCMC(NUTS(full_batch(model)))` set ``jit_model_args=True``, without which data
-    become constants of the compiled program. `ppl_bnn.HMC` applies the transform by itself.
+    With NumPyro's own `MCMC(NUTS(full_batch(model)))` set ``jit_model_args=True``, without which
+    data become constants of the compiled program. `ppl_bnn.HMC` applies the transform by itself.
     """
     check_mesh(mesh)
     check_chunk_size(chunk_size)

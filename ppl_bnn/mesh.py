@@ -68,7 +68,8 @@ def check_mesh(mesh: Mesh | None) -> None:
         )
     if any(kind != AxisType.Auto for kind in mesh.axis_types):
         raise ValueError(
-            "`mesh` must have axes of type jax.sharding.AxisType.Auto (slices in a model fail under "
+            "`mesh` must have axes of type jax.sharding.AxisType.Auto (slices in a model fail "
+            "under "
             "explicit axes). `ppl_bnn.mesh()` makes such a mesh."
         )
 

@@ -51,7 +51,7 @@ def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
     scales, drawn = {}, []
     for name in names:
         # equal_nan: the mean and variance of a Cauchy are NaN or infinite
-        if all(np.array_equal(*m[name], equal_nan=True) for m in (means, variances)):
+        if all(np.array_equal(m[name][0], m[name][1], equal_nan=True) for m in (means, variances)):
             variance = variances[name][0]
             scales[name] = jnp.where(jnp.isfinite(variance), jnp.sqrt(variance), jnp.inf)
         else:

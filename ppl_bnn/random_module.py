@@ -2,6 +2,7 @@
 
 from collections.abc import Callable, Mapping
 from fnmatch import fnmatchcase
+from functools import partial
 from typing import Any
 
 import jax
@@ -148,9 +149,15 @@ def _sample_weights(
                 "at their initial values; add keys for them or a last key '*' for all others"
             )
         return {
-            path: _sample_weight(path, shapes[path], resolved[path], lambda p=path: initial()[p])
+            path: _sample_weight(
+                path, shapes[path], resolved[path], partial(_initial_weight, initial, path)
+            )
             for path in shapes
         }
+
+
+def _initial_weight(initial: Callable[[], Parameters], path: str) -> jax.Array:
+    return initial()[path]
 
 
 def _prior_of_each(shapes: Shapes, prior: Any) -> dict[str, Any]:

@@ -153,8 +153,10 @@ def find_rows(
     if not sizes:
         found = {n: s["batch_shape"] for n, s in observed.items()}
         raise ValueError(
-            "no argument of the model holds the rows of its data: the observed sites have the batch "
-            f"shapes {found}, the array arguments the leading axes {sorted(lengths)}. Pass the data as "
+            "no argument of the model holds the rows of its data: the observed sites have the "
+            "batch "
+            f"shapes {found}, the array arguments the leading axes {sorted(lengths)}. Pass the "
+            "data as "
             "arguments of the model (not through a closure) and put the observed site in "
             "`numpyro.plate('data', x.shape[0])`."
         )
@@ -174,7 +176,8 @@ def find_rows(
         site = trace[name]
         if site["type"] == "sample" and not site["is_observed"]:
             raise ValueError(
-                f"the latent site {name!r} has one value for each of the {num_rows} rows: splitting "
+                f"the latent site {name!r} has one value for each of the {num_rows} rows: "
+                "splitting "
                 "rows would need to split the position too, which is not supported. Run "
                 "without `mesh` and `chunk_size`, or integrate the site out."
             )
@@ -190,7 +193,8 @@ def _changed_shapes(model: Callable, rows: Rows, leaves: Sequence[Any], trace: d
         few = abstract_trace(model, args, kwargs)
     except Exception as error:
         raise ValueError(
-            f"the model runs on all {rows.num_rows} rows of its data, but not on two of them: {error}. "
+            f"the model runs on all {rows.num_rows} rows of its data, but not on two of them: "
+            f"{error}. "
             "Everything that has one entry per row (a mask, an offset, the size of a plate) must "
             "come from the model's arguments, not from outside."
         ) from error
@@ -208,9 +212,11 @@ def refuse_subsampling(trace: dict[str, dict]) -> None:
             size, subsample_size = site["args"]
             if subsample_size is not None and subsample_size != size:
                 raise ValueError(
-                    f"the plate {name!r} subsamples {subsample_size} of {size} rows. Under a full-batch "
+                    f"the plate {name!r} subsamples {subsample_size} of {size} rows. Under a "
+                    "full-batch "
                     "method one minibatch would be drawn and kept for the whole run. Remove "
-                    "`subsample_size` (or `mini_batch`), or use SVI or a stochastic-gradient method."
+                    "`subsample_size` (or `mini_batch`), or use SVI or a stochastic-gradient "
+                    "method."
                 )
 
 
@@ -279,21 +285,26 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
         if rows.sites.get(name) is None:
             if name in rows.sites and not _close(first[name][0], total, size):
                 raise ValueError(
-                    f"the observed site {name!r} has no axis of rows but changes with them: it sums over "
+                    f"the observed site {name!r} has no axis of rows but changes with them: it "
+                    "sums over "
                     "rows, or couples them. Give it one value per row, inside "
                     "`numpyro.plate('data', x.shape[0])`, or run without `mesh` and `chunk_size`."
                 )
             if not _close(first[name][0], total, size):
                 raise ValueError(
-                    f"the prior of {name!r} depends on which rows the model sees (a scale from `x.std()` or "
+                    f"the prior of {name!r} depends on which rows the model sees (a scale from "
+                    "`x.std()` or "
                     "from the number of rows, perhaps): on a part of the data it would be another "
                     "prior. Compute such quantities outside the model and pass them in."
                 )
         elif not _close(first[name][0] + second[name][0], total, size):
             raise ValueError(
-                f"the log likelihood of {name!r} is not a sum over rows: that of rows {picked.tolist()} is "
-                f"{total:.6g}, but its parts give {first[name][0] + second[name][0]:.6g}. The model "
-                "couples rows (`x.mean()`, batch normalisation, ...). Compute such quantities outside the "
+                f"the log likelihood of {name!r} is not a sum over rows: that of rows "
+                f"{picked.tolist()} is "
+                f"{total:.6g}, but its parts give {first[name][0] + second[name][0]:.6g}. The "
+                "model "
+                "couples rows (`x.mean()`, batch normalisation, ...). Compute such quantities "
+                "outside the "
                 "model, or run without `mesh` and `chunk_size`."
             )
 

@@ -97,9 +97,11 @@ class Target:
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
         self.data = Data(args, kwargs, self.rows, mesh)
-        self._row_log_likelihood = self.rows and row_log_likelihood(
-            self.model, self.rows, mesh=mesh, chunk_size=chunk_size
-        )
+        self._row_log_likelihood = None
+        if self.rows is not None:
+            self._row_log_likelihood = row_log_likelihood(
+                self.model, self.rows, mesh=mesh, chunk_size=chunk_size
+            )
 
     def log_density(self, leaves: Sequence[Any]) -> Callable[[Position], jax.Array]:
         """Log density of the position given the placed data, as terms to be summed.
@@ -115,30 +117,33 @@ class Target:
             From an unconstrained position to an array of shape (terms,). The sum, divided by the
             temperature, is the log density up to a constant.
         """
+        rows, row_log_likelihood = self.rows, self._row_log_likelihood
 
         def plain(position: Position) -> jax.Array:
             args, kwargs = jax.tree.unflatten(self.data.treedef, leaves)
             return density_terms(*run_at(self.model, position, args, kwargs), self.temperature)
 
+        if rows is None or row_log_likelihood is None:
+            return plain
+        seen = frozenset(name for name, axis in rows.sites.items() if axis is not None)
+
         def by_rows(position: Position) -> jax.Array:
-            args, kwargs = self.rows.take(leaves, slice(0, 2))
+            args, kwargs = rows.take(leaves, slice(0, 2))
             trace, log_det = run_at(self.model, position, args, kwargs)
-            seen = frozenset(n for n, axis in self.rows.sites.items() if axis is not None)
             values = {name: trace[name]["value"] for name in self.names}
-            total, terms = self._row_log_likelihood(values, leaves)
+            total, terms = row_log_likelihood(values, leaves)
             # the terms carry no gradient; this zero does
             carrier = total - jax.lax.stop_gradient(total)
             others = density_terms(trace, log_det, self.temperature, skip=seen)
             return jnp.concatenate([others, carrier[None], jax.lax.stop_gradient(terms)])
 
-        return plain if self.rows is None else by_rows
+        return by_rows
 
     def constrain(
         self, position: Position, leaves: Sequence[Any], deterministic: bool = True
     ) -> dict[str, jax.Array]:
         """Values of the latent sites, and of the deterministic ones where there are any."""
-        with_rows = self.rows is not None and not (deterministic and self.has_deterministic)
-        if with_rows:
+        if self.rows is not None and not (deterministic and self.has_deterministic):
             args, kwargs = self.rows.take(leaves, slice(0, 2))
         else:
             leaves = self._unpadded(leaves)
@@ -162,7 +167,8 @@ class Target:
         unknown, missing = set(values) - set(self.names), set(self.names) - set(values)
         if unknown or missing:
             raise ValueError(
-                f"initial values were given for {sorted(values)}, but the latent sites are {self.names}: "
+                f"initial values were given for {sorted(values)}, but the latent sites are "
+                f"{self.names}: "
                 f"missing {sorted(missing)}, unknown {sorted(unknown)}."
             )
         for name in self.names:
@@ -196,7 +202,9 @@ class Target:
                 log_prob = np.asarray(site["fn"].log_prob(site["value"]))
                 if not np.isfinite(log_prob).all():
                     bad = int((~np.isfinite(log_prob)).sum())
-                    lines.append(f"log density of {name!r}: {log_prob.sum()} ({bad} entries not finite)")
+                    lines.append(
+                        f"log density of {name!r}: {log_prob.sum()} ({bad} entries not finite)"
+                    )
                 if not np.isfinite(np.asarray(site["value"])).all():
                     lines.append(f"value of {name!r}: not finite")
         return "; ".join(lines) or "every log density is finite, but its gradient is not"
@@ -227,7 +235,8 @@ def _with_constants(model: Callable, trace: dict[str, dict]) -> Callable:
         if left:
             paths = [jax.tree_util.keystr(path) for path, _ in left]
             raise ValueError(
-                f"{name!r} is a `numpyro.param` or `numpyro.mutable` site: under MCMC it would keep its initial "
+                f"{name!r} is a `numpyro.param` or `numpyro.mutable` site: under MCMC it would "
+                "keep its initial "
                 f"value, silently (entries {paths[:8]}). Give it a prior (`numpyro.sample`, "
                 "`ppl_bnn.random_module`), or make it a plain constant of the model."
             )

@@ -47,7 +47,15 @@ def value_and_grad(model, args, at):
 
 @pytest.mark.parametrize(
     ("devices", "chunk_size", "num_rows"),
-    [(None, 7, 101), (None, 1000, 101), (1, 16, 64), (2, None, 101), (4, 7, 101), (8, 8, 64), (8, 5, 101)],
+    [
+        (None, 7, 101),
+        (None, 1000, 101),
+        (1, 16, 64),
+        (2, None, 101),
+        (4, 7, 101),
+        (8, 8, 64),
+        (8, 5, 101),
+    ],
 )
 def test_equals_the_plain_log_density_in_float64(devices, chunk_size, num_rows):
     with jax.enable_x64(True):
@@ -113,9 +121,7 @@ def test_scale_and_mask_are_honoured_inside_and_outside():
     for transform in (lambda m: m, lambda m: handlers.scale(m, 0.25)):
         expected = log_density(transform(likelihood_masked), (x, keep, y), {}, at)[0]
         model = transform(full_batch(likelihood_masked, chunk_size=8))
-        np.testing.assert_allclose(
-            log_density(model, (x, keep, y), {}, at)[0], expected, rtol=1e-5
-        )
+        np.testing.assert_allclose(log_density(model, (x, keep, y), {}, at)[0], expected, rtol=1e-5)
 
 
 def test_padding_rows_that_would_be_infinite_count_for_nothing():
