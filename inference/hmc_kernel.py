@@ -148,7 +148,6 @@ class HMC(MCMCKernel):
         self._model = model
         self.settings = Settings(**options)
         self._target: Target | None = None
-        self._starts: dict[Any, tuple[Callable, Metric, Any]] = {}  # of `_target`
 
     @property
     def model(self) -> Callable:
@@ -156,7 +155,7 @@ class HMC(MCMCKernel):
         return self._model
 
     def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_target": None, "_starts": {}}  # placed data stay behind
+        return self.__dict__ | {"_target": None}  # placed data stay behind
 
     def _target_for(self, args: tuple, kwargs: dict | None) -> Target:
         """The posterior on these data, made once for the same arrays."""
@@ -175,7 +174,7 @@ class HMC(MCMCKernel):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return make()
         with jax.ensure_compile_time_eval():
-            self._target, self._starts = make(), {}
+            self._target = make()
         return self._target
 
     def init(
@@ -200,9 +199,9 @@ class HMC(MCMCKernel):
             num_chains = len(rng_key) if chains.batched else None
             init_params = check_init_params(init_params, target.shapes(), num_chains)
         begin, metric, length = self._plan_start(target, chains, init_params is not None)
-        leaves = target.data.read()
-        chain, step_size, rng_key = begin(rng_key, init_params, leaves)
-        start.check_start(target, chain, leaves, chains.batched)
+        arrays = target.data.read()
+        chain, step_size, rng_key = begin(rng_key, init_params, arrays)
+        start.check_start(target, chain, arrays, chains.batched)
         step_size = jnp.exp(jnp.mean(jnp.log(step_size)))
         if settings.num_steps is not None:
             length = settings.num_steps * step_size
@@ -223,27 +222,27 @@ class HMC(MCMCKernel):
     ) -> tuple[Callable, Metric, Any]:
         """Compiled start of all chains, masses and trajectory length, made once for a target."""
         key = (chains.batched, is_given)
-        if key not in self._starts:
+        if key not in target.starts:
             settings = self.settings
             with jax.ensure_compile_time_eval():
                 metric, length = settings.metric_and_length(target, target.shapes())
 
             # the data are an argument here too, so that no program holds them as a constant
-            def begin(rng_key, position, leaves):
-                log_density = target.log_density(leaves)
+            def begin(rng_key, position, arrays):
+                log_density = target.log_density(arrays)
                 return start.begin(rng_key, position, target, log_density, metric, length, settings)
 
             mapped = chains.map(begin, (0, 0 if is_given else None, None))
-            self._starts[key] = jax.jit(mapped), metric, length
-        return self._starts[key]
+            target.starts[key] = jax.jit(mapped), metric, length
+        return target.starts[key]
 
     def sample(self, state: HMCState, model_args: tuple, model_kwargs: dict | None) -> HMCState:
         """One transition of a chain, or of all vectorised chains together."""
         target = self._target_for(model_args, model_kwargs)
-        leaves = target.data.read()
+        arrays = target.data.read()
         chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
-        state = refresh(state, target, leaves, chains)
-        return transition(state, self.settings, target, leaves, chains)
+        state = refresh(state, target, arrays, chains)
+        return transition(state, self.settings, target, arrays, chains)
 
     def refresh(self, state: HMCState, model_args: tuple, model_kwargs: dict | None) -> HMCState:
         """State with log density and gradient at its position for these data."""

@@ -79,7 +79,9 @@ def first_state(
     )
 
 
-def refresh(state: HMCState, target: Target, leaves: Sequence[Any], chains: Chains) -> HMCState:
+def refresh(
+    state: HMCState, target: Target, arrays: Sequence[jax.Array], chains: Chains
+) -> HMCState:
     """Recompute what a state holds of its data, if these are not the data of this run.
 
     Raises
@@ -89,7 +91,7 @@ def refresh(state: HMCState, target: Target, leaves: Sequence[Any], chains: Chai
     """
 
     def recompute(state: HMCState) -> HMCState:
-        log_density = target.log_density(leaves)
+        log_density = target.log_density(arrays)
         fresh = chains.map(lambda z: hmc.init(z, log_density))(state.z)
         return state._replace(
             terms=fresh.terms,
@@ -110,12 +112,12 @@ def refresh(state: HMCState, target: Target, leaves: Sequence[Any], chains: Chai
 
 
 def transition(
-    state: HMCState, settings: Settings, target: Target, leaves: Sequence[Any], chains: Chains
+    state: HMCState, settings: Settings, target: Target, arrays: Sequence[jax.Array], chains: Chains
 ) -> HMCState:
     """One transition of every chain, unless the kernel is frozen."""
 
     def move(state: HMCState) -> HMCState:
-        return _move(state, settings, target, leaves, chains)
+        return _move(state, settings, target, arrays, chains)
 
     def stay(state: HMCState) -> HMCState:
         return state._replace(i=state.i + 1, num_steps=jnp.zeros_like(state.num_steps))
@@ -130,7 +132,7 @@ def transition(
 
 
 def _move(
-    state: HMCState, settings: Settings, target: Target, leaves: Sequence[Any], chains: Chains
+    state: HMCState, settings: Settings, target: Target, arrays: Sequence[jax.Array], chains: Chains
 ) -> HMCState:
     adapt_state, i, num_warmup, length = chains.first(
         (state.adapt_state, state.i, state.num_warmup, state.trajectory_length)
@@ -141,7 +143,7 @@ def _move(
         chains.first(key_jitter), adapt_state.step_size, length, i < EARLY_SHARE * num_warmup
     )
     metropolis = jnp.where(in_warmup, settings.metropolis_in_warmup, settings.metropolis)
-    log_density = target.log_density(leaves)
+    log_density = target.log_density(arrays)
 
     def step(key: jax.Array, chain: hmc.State) -> tuple[hmc.State, hmc.Info]:
         return hmc.step(

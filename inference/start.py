@@ -105,7 +105,7 @@ def begin(
     return state, step_size, rng_key
 
 
-def check_start(target: Target, state: State, leaves: Sequence[Any], batched: bool) -> None:
+def check_start(target: Target, state: State, arrays: Sequence[jax.Array], batched: bool) -> None:
     """Refuse starts at which the log density or its gradient is not finite.
 
     Raises
@@ -122,7 +122,7 @@ def check_start(target: Target, state: State, leaves: Sequence[Any], batched: bo
     for chain in np.flatnonzero(~np.asarray(finite)):
         position = {name: value[chain] for name, value in chains.position.items()}
         raise ValueError(
-            f"chain {chain} cannot start: {target.describe(position, leaves)}. Start elsewhere "
+            f"chain {chain} cannot start: {target.describe(position, arrays)}. Start elsewhere "
             "(`init_strategy`), narrow the priors, or check the scale of inputs and targets."
         )
 

@@ -35,7 +35,8 @@ class Data:
     Parameters
     ----------
     args, kwargs
-        What the model is called with; arrays are placed on devices, all else is left as it is.
+        What the model is called with. Arrays are placed on devices; numbers, strings and flags
+        stay what they are.
     rows : Rows, optional
         Which arrays hold rows; needed with a `mesh`.
     mesh : jax.sharding.Mesh, optional
@@ -47,12 +48,13 @@ class Data:
         self.treedef: Any = treedef
         is_row = rows.is_row if rows is not None else (False,) * len(self.source)
         pairs = zip(self.source, is_row, strict=True)
-        leaves = [_place(leaf, row, mesh) for leaf, row in pairs]
-        self.fingerprint = fingerprint(leaves)
-        self.traced = any(isinstance(leaf, jax.core.Tracer) for leaf in leaves)
-        # a Ref holds a copy of its own, so `leaves` is not kept beside it
-        self.held = leaves if self.traced else [_reference(leaf) for leaf in leaves]
-        self.host: list[Any] | None = None
+        arrays = [_place(leaf, row, mesh) for leaf, row in pairs if is_array(leaf)]
+        self.fingerprint = _checksum(arrays)
+        self.traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
+        # a Ref holds a copy of its own, so the array is not kept beside it
+        self.arrays = arrays if self.traced else []
+        self.refs = [] if self.traced else [jax.new_ref(array) for array in arrays]
+        self.host: list[np.ndarray] | None = None
 
     def is_from(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very objects that were placed."""
@@ -62,54 +64,40 @@ class Data:
             for a, b in zip(leaves, self.source, strict=True)
         )
 
-    def read(self) -> list[Any]:
-        """The placed leaves, as values of the program that is being traced."""
-        if jax.sharding.get_abstract_mesh().manual_axes and not self.traced:  # pmap
+    def read(self) -> list[jax.Array]:
+        """The placed arrays, as values of the program that is being traced."""
+        if self.traced:
+            return self.arrays
+        if jax.sharding.get_abstract_mesh().manual_axes:  # pmap
             return self._fetch()
-        return [held[...] if isinstance(held, jax.Ref) else held for held in self.held]
+        return [ref[...] for ref in self.refs]
 
-    def _fetch(self) -> list[Any]:
+    def fill(self, arrays: Sequence[jax.Array]) -> list[Any]:
+        """All leaves of the model's arguments, those that are no arrays in their places."""
+        following = iter(arrays)
+        return [next(following) if is_array(leaf) else leaf for leaf in self.source]
+
+    def _fetch(self) -> list[jax.Array]:
         if self.host is None:
             with jax.ensure_compile_time_eval():
-                self.host = [
-                    np.asarray(held[...]) if isinstance(held, jax.Ref) else held
-                    for held in self.held
-                ]
+                self.host = [np.asarray(ref[...]) for ref in self.refs]
         host = self.host
-        which = [i for i, held in enumerate(self.held) if isinstance(held, jax.Ref)]
-        shapes = [jax.ShapeDtypeStruct(host[i].shape, host[i].dtype) for i in which]
-        fetched = jax.pure_callback(lambda: [host[i] for i in which], shapes)
-        read = list(host)
-        for i, leaf in zip(which, fetched, strict=True):
-            read[i] = leaf
-        return read
+        shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in host]
+        return jax.pure_callback(lambda: host, shapes)
 
 
-def _reference(leaf: Any) -> Any:
-    return jax.new_ref(leaf) if isinstance(leaf, jax.Array) else leaf
-
-
-def _place(leaf: Any, is_row: bool, mesh: Mesh | None) -> Any:
-    if not is_array(leaf):
-        return leaf
-    if mesh is None:
-        return jnp.asarray(leaf)
-    spec = PartitionSpec(DATA) if is_row else PartitionSpec()
+def _place(array: Any, is_row: bool, mesh: Mesh | None) -> jax.Array:
+    if mesh is None or isinstance(array, jax.core.Tracer):
+        return jnp.asarray(array)
     if is_row:
-        leaf = pad_rows(leaf, size(mesh, DATA))
-    if isinstance(leaf, jax.core.Tracer):
-        return leaf
-    return jax.device_put(leaf, NamedSharding(mesh, spec))
-
-
-def fingerprint(leaves: Sequence[Any]) -> jax.Array:
-    """A checksum of all arrays, shape (), by which stale caches of another data set are known."""
-    arrays = [leaf for leaf in leaves if is_array(leaf)]
-    return _checksum(arrays)
+        array = pad_rows(array, size(mesh, DATA))
+    spec = PartitionSpec(DATA) if is_row else PartitionSpec()
+    return jax.device_put(array, NamedSharding(mesh, spec))
 
 
 @jax.jit
 def _checksum(arrays: list[jax.Array]) -> jax.Array:
+    """Checksum of all arrays, shape (), by which caches of another data set are known."""
     total = jnp.uint32(len(arrays))
     for array in arrays:
         bits = array

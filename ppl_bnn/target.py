@@ -52,6 +52,11 @@ class Target:
         What `abstract_trace` tells of the model's sites.
     data : Data
         The placed arguments.
+    constrain : callable
+        From an unconstrained position and `data.read()` to the values of the latent sites, and of
+        the deterministic ones where there are any.
+    starts : dict
+        Where a kernel keeps what it has compiled to start chains on this target.
     """
 
     def __init__(
@@ -97,18 +102,20 @@ class Target:
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
         self.data = Data(args, kwargs, self.rows, mesh)
+        self.constrain = jax.jit(self._constrain)
+        self.starts: dict[Any, Any] = {}
         self._row_log_likelihood = None
         if self.rows is not None:
             self._row_log_likelihood = row_log_likelihood(
                 self.model, self.rows, mesh=mesh, chunk_size=chunk_size
             )
 
-    def log_density(self, leaves: Sequence[Any]) -> Callable[[Position], jax.Array]:
+    def log_density(self, arrays: Sequence[jax.Array]) -> Callable[[Position], jax.Array]:
         """Log density of the position given the placed data, as terms to be summed.
 
         Parameters
         ----------
-        leaves : sequence
+        arrays : sequence of arrays
             What `data.read()` gives.
 
         Returns
@@ -118,6 +125,7 @@ class Target:
             temperature, is the log density up to a constant.
         """
         rows, row_log_likelihood = self.rows, self._row_log_likelihood
+        leaves = self.data.fill(arrays)
 
         def plain(position: Position) -> jax.Array:
             args, kwargs = jax.tree.unflatten(self.data.treedef, leaves)
@@ -139,21 +147,16 @@ class Target:
 
         return by_rows
 
-    def constrain(
-        self, position: Position, leaves: Sequence[Any], deterministic: bool = True
-    ) -> dict[str, jax.Array]:
-        """Values of the latent sites, and of the deterministic ones where there are any."""
-        if self.rows is not None and not (deterministic and self.has_deterministic):
-            args, kwargs = self.rows.take(leaves, slice(0, 2))
+    def _constrain(self, position: Position, arrays: Sequence[jax.Array]) -> Position:
+        if self.rows is not None and not self.has_deterministic:
+            args, kwargs = self.rows.take(self.data.fill(arrays), slice(0, 2))
         else:
-            leaves = self._unpadded(leaves)
-            args, kwargs = jax.tree.unflatten(self.data.treedef, leaves)
+            args, kwargs = self._arguments(arrays)
         trace, _ = run_at(self.model, position, args, kwargs)
-        kept = ("sample", "deterministic") if deterministic else ("sample",)
         return {
             name: site["value"]
             for name, site in trace.items()
-            if site["type"] in kept and (site["type"] == "deterministic" or name in self.names)
+            if name in self.names or site["type"] == "deterministic"
         }
 
     def unconstrain(self, values: dict[str, Any]) -> Position:
@@ -192,9 +195,9 @@ class Target:
         values = {n: jax.ShapeDtypeStruct(s["shape"], s["dtype"]) for n, s in sites.items()}
         return jax.eval_shape(self.unconstrain, values)
 
-    def describe(self, position: Position, leaves: Sequence[Any]) -> str:
+    def describe(self, position: Position, arrays: Sequence[jax.Array]) -> str:
         """Which sites make the log density at a position not finite, in words."""
-        args, kwargs = jax.tree.unflatten(self.data.treedef, self._unpadded(leaves))
+        args, kwargs = self._arguments(arrays)
         trace, _ = run_at(self.model, position, args, kwargs)
         lines = []
         for name, site in trace.items():
@@ -209,11 +212,13 @@ class Target:
                     lines.append(f"value of {name!r}: not finite")
         return "; ".join(lines) or "every log density is finite, but its gradient is not"
 
-    def _unpadded(self, leaves: Sequence[Any]) -> list[Any]:
-        if self.rows is None:
-            return list(leaves)
-        pairs = zip(leaves, self.rows.is_row, strict=True)
-        return [leaf[: self.rows.num_rows] if row else leaf for leaf, row in pairs]
+    def _arguments(self, arrays: Sequence[jax.Array]) -> tuple[tuple, dict]:
+        """The model's arguments, all rows and no padding."""
+        leaves = self.data.fill(arrays)
+        if self.rows is not None:
+            pairs = zip(leaves, self.rows.is_row, strict=True)
+            leaves = [leaf[: self.rows.num_rows] if row else leaf for leaf, row in pairs]
+        return jax.tree.unflatten(self.data.treedef, leaves)
 
 
 def _strong(leaf: jax.Array) -> jax.Array:
