@@ -72,7 +72,7 @@ def explain_failure(error: Exception, model: Callable, args: tuple, kwargs: dict
         return ValueError(
             f"the arguments have different numbers of rows: {listed}. Features and targets "
             "must have one "
-            f"row per datum each. (Running the model failed with: {error})"
+            f"row per datum each. ({error})"
         )
     return error
 
@@ -98,13 +98,12 @@ def check_observations(model: Callable, args: tuple, kwargs: dict, trace: dict[s
             what += f" (`{names[site['leaf']]}`)"
         kind = type(base(site["fn"])).__name__
         if site["shape"] != site["fn_shape"]:
-            raise ValueError(
+            mismatch = ValueError(
                 f"{what} has shape {site['shape']}, but its distribution, {kind}, has shape "
-                f"{site['fn_shape']}. Features and targets must have the same number of rows, "
-                "and a "
-                "network's output of shape (rows, 1) needs `[..., 0]` to match targets of "
-                "shape (rows,)."
+                f"{site['fn_shape']}. A network's output of shape (rows, 1) needs `[..., 0]` to "
+                "match targets of shape (rows,)."
             )
+            raise explain_failure(mismatch, model, args, kwargs)
         support = site["fn"].support
         if support.is_discrete and jnp.issubdtype(site["dtype"], jnp.inexact):
             raise ValueError(

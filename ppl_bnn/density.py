@@ -48,6 +48,19 @@ def is_real(support: Any) -> bool:
     return support is constraints.real
 
 
+class RefuseRandomness(Messenger):
+    """Raises where a model draws random numbers outside its sample sites."""
+
+    def process_message(self, msg: dict[str, Any]) -> None:
+        """Let everything pass but requests for a key."""
+        if msg["type"] == "prng_key":
+            raise ValueError(
+                "the model draws random numbers outside its sample sites (dropout, perhaps): "
+                "under MCMC one fixed set of them would serve every draw. Remove them, or make "
+                "them a latent sample site."
+            )
+
+
 class Unconstrain(Messenger):
     """Gives latent sites the values that an unconstrained position stands for.
 
@@ -62,12 +75,6 @@ class Unconstrain(Messenger):
 
     def process_message(self, msg: dict[str, Any]) -> None:
         """Substitute the site's value, and note the volume change."""
-        if msg["type"] == "prng_key":
-            raise ValueError(
-                "the model draws random numbers outside its sample sites (dropout, perhaps): "
-                "under MCMC one fixed set of them would serve every draw. Remove them, or make "
-                "them a latent sample site."
-            )
         name = msg.get("name")
         if msg["type"] != "sample" or msg["is_observed"] or name not in self.position:
             return

@@ -8,6 +8,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+import numpyro
 from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.distributions import biject_to
@@ -19,7 +20,7 @@ from ppl_bnn.checks import (
     refuse_latents,
 )
 from ppl_bnn.data import Data
-from ppl_bnn.density import density_terms, run_at
+from ppl_bnn.density import RefuseRandomness, density_terms, run_at
 from ppl_bnn.likelihood import check_mesh_fits, row_log_likelihood
 from ppl_bnn.rows import abstract_trace, check_rows, find_rows, refuse_subsampling
 
@@ -198,7 +199,8 @@ class Target:
     def describe(self, position: Position, arrays: Sequence[jax.Array]) -> str:
         """Which sites make the log density at a position not finite, in words."""
         args, kwargs = self._arguments(arrays)
-        trace, _ = run_at(self.model, position, args, kwargs)
+        with numpyro.validation_enabled(False):
+            trace, _ = run_at(self.model, position, args, kwargs)
         lines = []
         for name, site in trace.items():
             if site["type"] == "sample":
@@ -245,4 +247,4 @@ def _with_constants(model: Callable, trace: dict[str, dict]) -> Callable:
                 f"value, silently (entries {paths[:8]}). Give it a prior (`numpyro.sample`, "
                 "`ppl_bnn.random_module`), or make it a plain constant of the model."
             )
-    return handlers.substitute(model, data=constants) if constants else model
+    return RefuseRandomness(handlers.substitute(model, data=constants) if constants else model)

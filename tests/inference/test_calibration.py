@@ -43,9 +43,7 @@ def quantities(position, y):
     """f at new inputs, log noise, and the data's log likelihood; shape (5,)."""
     noise = jnp.exp(position["noise"])
     log_likelihood = dist.Normal(network(position, INPUTS), noise).log_prob(y).sum()
-    return jnp.concatenate(
-        [network(position, NEW), position["noise"][None], log_likelihood[None]]
-    )
+    return jnp.concatenate([network(position, NEW), position["noise"][None], log_likelihood[None]])
 
 
 def ranks(*, temperature=1.0, uses_data=True):
@@ -53,7 +51,7 @@ def ranks(*, temperature=1.0, uses_data=True):
     scale = {"first": 1.5, "shift": 1.0, "second": 1.0, "noise": 0.5}
 
     def replicate(key):
-        key_truth, key_jitter, key_chain = jax.random.split(key, 3)
+        key_truth, key_chain = jax.random.split(key)
         trace = handlers.trace(handlers.seed(model, key_truth)).get_trace(INPUTS)
         truth = {name: trace[name]["value"] for name in scale}
         truth["noise"] = jnp.log(truth["noise"])
