@@ -22,6 +22,7 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt  # noqa: E402
 
 HIDDEN = 50
+TRACED = 150  # draws of each chain in the traces
 FUNCTIONS, WEIGHTS, CHAINS = "tab:blue", "tab:orange", plt.get_cmap("viridis")
 
 
@@ -109,7 +110,7 @@ def plot(path, title, table, prediction, draws, rhat_functions, rhat_weights):
         label = f"{name} ({len(rhat):,}), max {rhat.max():.3f}"
         axes.hist(rhat, bins, weights=share, color=color, alpha=0.6, label=label)
     axes.axvline(1.01, color="black", lw=1, ls="--", label="1.01")
-    axes.set(xlabel="R-hat (rank, split)", ylabel="share, %", title="R-hat")
+    axes.set(xlabel="R-hat (rank, split)", ylabel="share, %", title="Convergence: R-hat")
     axes.legend(loc="upper right", fontsize="small")
 
     for panel, quantile in enumerate((0.1, 0.5, 0.9)):
@@ -117,8 +118,8 @@ def plot(path, title, table, prediction, draws, rhat_functions, rhat_weights):
         axes = figure.add_subplot(grid[1, 2 * panel : 2 * panel + 2])
         for chain, values in enumerate(table.in_units(draws[:, :, point])):
             color = CHAINS(0.9 * chain / max(len(draws) - 1, 1))
-            axes.plot(values, lw=0.6, color=color, label=f"chain {chain}")
-        axes.set(xlabel="draw", title=f"Mean prediction at test point {point}")
+            axes.plot(values[:TRACED], lw=0.8, color=color)
+        axes.set(xlabel="draw (a colour is a chain)", title=f"Trace at test point {point}")
         if panel == 0:
             axes.set_ylabel("predicted mean of the target")
     figure.savefig(path, dpi=130)
@@ -139,8 +140,8 @@ def main(argv=None):
     size = f"{table.x_train.shape[0]} training rows, {len(table.y_test)} test rows"
     print(f"{args.data}: {size}, {table.x_train.shape[1]} features")
     print(
-        f"One layer of {HIDDEN} units; HMC on all rows, {args.chains} chains x "
-        f"{args.num_samples} draws after {args.num_warmup}\n"
+        f"One layer of {HIDDEN} units; HMC on all rows, {args.chains} chains x {args.num_samples} "
+        f"draws after {args.num_warmup} of warm-up\n"
     )
     mcmc, seconds = sample(args, table)
 

@@ -17,6 +17,7 @@ from ppl_bnn.inference.chains import Chains
 from ppl_bnn.inference.hmc_settings import Settings, check_init_params
 from ppl_bnn.inference.hmc_transition import HMCState, first_state, refresh, transition
 from ppl_bnn.inference.mass_matrix import Metric
+from ppl_bnn.rows import concretely
 from ppl_bnn.target import Target
 
 
@@ -173,7 +174,7 @@ class HMC(MCMCKernel):
         )
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
             return make()
-        with jax.ensure_compile_time_eval():
+        with concretely():
             self._target = make()
         return self._target
 
@@ -224,7 +225,7 @@ class HMC(MCMCKernel):
         key = (chains.batched, is_given)
         if key not in target.starts:
             settings = self.settings
-            with jax.ensure_compile_time_eval():
+            with concretely():
                 metric, length = settings.metric_and_length(target, target.shapes())
 
             # the data are an argument here too, so that no program holds them as a constant

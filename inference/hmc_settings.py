@@ -108,40 +108,35 @@ class Settings:
         `shapes` is an unconstrained position, or its shapes.
         """
         kind = self.inverse_mass_matrix
-        ones = {name: jnp.ones(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
+        ones = {name: np.ones(leaf.shape, leaf.dtype) for name, leaf in shapes.items()}
         needs_scales = self.trajectory_length is None and self.num_steps is None
         scales = ones
         if needs_scales or (isinstance(kind, str) and kind == "prior"):
             found = prior_scales(target.model, target.names, *target.probe)
-            scales = {
-                n: jnp.broadcast_to(found[n], one.shape).astype(one.dtype)
-                for n, one in ones.items()
-            }
-        unbounded = [n for n, scale in scales.items() if not bool(jnp.isfinite(scale).all())]
+            scales = {name: found[name] * one for name, one in ones.items()}
+        unbounded = [name for name, scale in scales.items() if not np.isfinite(scale).all()]
         if unbounded and needs_scales:
             raise ValueError(
-                f"the prior of {unbounded} has no finite variance, so no trajectory length "
-                "follows from it: "
-                "give `trajectory_length` (in units of the prior's quartile range / 1.349 "
-                "with the default "
-                "masses; pi / 2 is a start) or `num_steps`."
+                f"the prior of {unbounded} has no finite variance, so no trajectory length follows "
+                "from it: give `trajectory_length` (in units of the prior's quartile range / 1.349 "
+                "with the default masses; pi / 2 is a start) or `num_steps`."
             )
-        flat = [n for n, scale in scales.items() if not bool((scale > 0).all())]
-        if flat:
-            raise ValueError(f"the prior of {flat} has variance zero; fix such sites as constants.")
+        constant = [name for name, scale in scales.items() if not (scale > 0).all()]
+        if constant:
+            raise ValueError(f"the prior of {constant} has variance zero; make it a constant.")
         if isinstance(kind, str) and kind == "prior":
             if unbounded:
                 scales |= prior_widths(target.model, unbounded, *target.probe)
-            metric = make_metric({name: scales[name] ** 2 for name in ones})
+            metric = make_metric({name: jnp.asarray(scales[name] ** 2) for name in ones})
         elif isinstance(kind, str):
-            metric = make_metric(ones)
+            metric = make_metric({name: jnp.asarray(one) for name, one in ones.items()})
         else:
             metric = parse_inverse_mass_matrix(kind, ones)
         if self.trajectory_length is not None:
             return metric, float(self.trajectory_length)
         if not needs_scales or self.adapt_mass_matrix:
             return metric, math.pi / 2
-        return metric, math.pi / 2 * float(largest_scale(metric, scales))
+        return metric, math.pi / 2 * largest_scale(metric, scales)
 
     def check_num_steps(self, length: Any, step_size: Any) -> None:
         """Refuse a fixed step that needs more leapfrog steps than the user allows."""

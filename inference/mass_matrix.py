@@ -6,11 +6,13 @@ diagonal one costs an elementwise product and no ravelling.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax.flatten_util import ravel_pytree
 
 Tree = dict[str, jax.Array]
@@ -82,7 +84,7 @@ def kinetic_difference(metric: Metric, new: Tree, old: Tree) -> jax.Array:
     return 0.5 * sum(parts, jnp.zeros(()))
 
 
-def parse_inverse_mass_matrix(value: Any, position: Tree) -> Metric:
+def parse_inverse_mass_matrix(value: Any, position: Mapping[str, Any]) -> Metric:
     """Metric from an array or a dictionary, in NumPyro's conventions.
 
     Parameters
@@ -101,7 +103,7 @@ def parse_inverse_mass_matrix(value: Any, position: Tree) -> Metric:
     """
     if not isinstance(value, Mapping):
         value = {tuple(sorted(position)): value}
-    diagonal = {name: jnp.ones_like(leaf) for name, leaf in position.items()}
+    diagonal = {name: jnp.ones(leaf.shape, leaf.dtype) for name, leaf in position.items()}
     dense = {}
     seen: set[str] = set()
     for names, block in value.items():
@@ -139,11 +141,11 @@ def parse_inverse_mass_matrix(value: Any, position: Tree) -> Metric:
     return make_metric(diagonal, dense)
 
 
-def largest_scale(metric: Metric, scale: Tree) -> jax.Array:
-    """Square root of the largest eigenvalue of M times diag(scale ** 2), shape ()."""
-    squares = [jnp.max(scale[n] ** 2 / inverse) for n, inverse in metric.diagonal.items()]
+def largest_scale(metric: Metric, scale: Mapping[str, np.ndarray]) -> float:
+    """Square root of the largest eigenvalue of M times diag(scale ** 2)."""
+    squares = [np.max(scale[n] ** 2 / np.asarray(x)) for n, x in metric.diagonal.items()]
     for names, factor in metric.factor.items():
-        flat, _ = ravel_pytree([jnp.broadcast_to(scale[n], jnp.shape(scale[n])) for n in names])
-        scaled = factor.T * flat  # eigenvalues of (F.T S)(F.T S).T are those of M S^2
-        squares.append(jnp.linalg.norm(scaled, ord=2) ** 2)
-    return jnp.sqrt(jnp.max(jnp.stack(squares)))
+        flat = np.concatenate([np.ravel(scale[name]) for name in names])
+        # eigenvalues of (F.T S)(F.T S).T, S being diag(scale), are those of M S^2
+        squares.append(np.linalg.norm(np.asarray(factor).T * flat, ord=2) ** 2)
+    return math.sqrt(max(squares))

@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from ppl_bnn.mesh import DATA, size
-from ppl_bnn.rows import Rows, is_array
+from ppl_bnn.rows import Rows, concretely, is_array
 
 
 def pad_rows(leaf: Any, multiple: int) -> Any:
@@ -79,7 +79,7 @@ class Data:
 
     def _fetch(self) -> list[jax.Array]:
         if self.host is None:
-            with jax.ensure_compile_time_eval():
+            with concretely():
                 self.host = [np.asarray(ref[...]) for ref in self.refs]
         host = self.host
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in host]

@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 
 from ppl_bnn.density import block_sums, site_log_prob
 from ppl_bnn.mesh import DATA, check_mesh, size
-from ppl_bnn.rows import Rows, check_rows, find_rows, is_array
+from ppl_bnn.rows import Rows, check_rows, concretely, find_rows, is_array
 
 
 def row_log_likelihood(
@@ -338,7 +338,7 @@ def _remembered(
             if rows is not None:
                 check(rows.num_rows)
                 if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                    with jax.ensure_compile_time_eval():
+                    with concretely():
                         check_rows(model, leaves, rows)
             known[key] = rows
         return known[key]

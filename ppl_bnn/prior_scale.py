@@ -16,9 +16,10 @@ NUM_DRAWS = 1000
 LARGEST_SHARE = 0.2
 
 Tree = dict[str, jax.Array]
+Scales = dict[str, np.ndarray]
 
 
-def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dict) -> Tree:
+def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dict) -> Scales:
     """Standard deviation of each latent site under the prior, in unconstrained coordinates.
 
     Parameters
@@ -47,19 +48,21 @@ def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
         return _conditional_moments(model, names, args, kwargs, key)
 
     # sites with the same moments in two draws of the prior depend on no other site
-    means, variances = jax.jit(jax.vmap(moments))(jax.random.split(jax.random.key(1)))
+    means, variances = jax.device_get(
+        jax.jit(jax.vmap(moments))(jax.random.split(jax.random.key(1)))
+    )
     scales, drawn = {}, []
     for name in names:
         # equal_nan: the mean and variance of a Cauchy are NaN or infinite
         if all(np.array_equal(m[name][0], m[name][1], equal_nan=True) for m in (means, variances)):
             variance = variances[name][0]
-            scales[name] = jnp.where(jnp.isfinite(variance), jnp.sqrt(variance), jnp.inf)
+            scales[name] = np.asarray(np.sqrt(np.where(np.isfinite(variance), variance, np.inf)))
         else:
             drawn.append(name)
     return scales | (_marginal_scales(moments, drawn) if drawn else {})
 
 
-def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dict) -> Tree:
+def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dict) -> Scales:
     """Distance of the prior's quartiles, divided by that of a standard normal's.
 
     A standard deviation's stand-in for priors that have none.
@@ -68,11 +71,10 @@ def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
     def draw(key: jax.Array) -> Tree:
         return _draw(model, names, args, kwargs, key)[1]
 
-    draws = jax.jit(jax.vmap(draw))(jax.random.split(jax.random.key(0), NUM_DRAWS))
-    return {
-        name: (jnp.quantile(x, 0.75, axis=0) - jnp.quantile(x, 0.25, axis=0)) / 1.349
-        for name, x in draws.items()
-    }
+    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
+    draws = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+    quartiles = {name: np.quantile(x, [0.25, 0.75], axis=0) for name, x in draws.items()}
+    return {name: np.asarray((q[1] - q[0]) / 1.349) for name, q in quartiles.items()}
 
 
 def _draw(model, names, args, kwargs, key):
@@ -98,7 +100,7 @@ def _conditional_moments(model, names, args, kwargs, key) -> tuple[Tree, Tree]:
     return means, variances
 
 
-def _marginal_scales(moments: Callable, names: Sequence[str]) -> Tree:
+def _marginal_scales(moments: Callable, names: Sequence[str]) -> Scales:
     """Marginal standard deviations, by the law of total variance over draws of the prior."""
 
     @jax.jit
@@ -119,11 +121,12 @@ def _marginal_scales(moments: Callable, names: Sequence[str]) -> Tree:
         zeros = jax.tree.map(jnp.zeros_like, origin)
         return jax.lax.scan(add, (zeros, zeros, zeros, zeros), keys)[0]
 
-    total, square, variance, largest = run(jax.random.split(jax.random.key(0), NUM_DRAWS))
+    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
+    total, square, variance, largest = jax.device_get(run(keys))
     scales = {}
     for name in names:
         between = square[name] / NUM_DRAWS - (total[name] / NUM_DRAWS) ** 2
-        scale = jnp.sqrt(jnp.maximum(between, 0.0) + variance[name] / NUM_DRAWS)
+        scale = np.sqrt(np.maximum(between, 0.0) + variance[name] / NUM_DRAWS)
         heavy = (largest[name] > LARGEST_SHARE * variance[name]) & (variance[name] > 0)
-        scales[name] = jnp.where(jnp.isfinite(scale) & ~heavy, scale, jnp.inf)
+        scales[name] = np.where(np.isfinite(scale) & ~heavy, scale, np.inf)
     return scales

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
 import jax
@@ -53,6 +54,12 @@ def is_array(leaf: Any) -> bool:
     return isinstance(leaf, np.ndarray | jax.Array) and not jax.dtypes.issubdtype(
         leaf.dtype, jax.dtypes.prng_key
     )
+
+
+def concretely() -> AbstractContextManager:
+    """Context in which arrays are computed at once, also while a caller's program is traced."""
+    is_traced = isinstance(jnp.zeros(()), jax.core.Tracer)
+    return jax.ensure_compile_time_eval() if is_traced else nullcontext()
 
 
 def seeded_trace(model: Callable, args: tuple, kwargs: dict, seed: int = 0) -> dict[str, dict]:
