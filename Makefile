@@ -3,6 +3,8 @@
 VENV ?= .venv
 PYTHON ?= $(shell .ci/find-python | head -n 1 | cut -d ' ' -f 2-)
 ARGS ?=
+# most of the time goes into compiling, which uses one core
+WORKERS ?= -n auto --maxprocesses 4
 RUN := $(VENV)/bin/python
 FRESH := $(abspath $(VENV))-wheel
 
@@ -17,10 +19,10 @@ demo: $(VENV)/has-examples  ## sample a network on real data; ARGS="--data concr
 	$(RUN) examples/demo.py $(ARGS)
 
 test: $(VENV)/has-test  ## the fast tests, the code blocks of the documents among them
-	$(RUN) -m pytest -m "not slow" $(ARGS)
+	$(RUN) -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/has-test  ## the slow tests
-	$(RUN) -m pytest -m slow $(ARGS)
+	$(RUN) -m pytest -m slow $(WORKERS) $(ARGS)
 
 docs: $(VENV)/has-test  ## only the code blocks of the documents
 	$(RUN) -m pytest tests/test_documents.py $(ARGS)

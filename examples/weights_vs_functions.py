@@ -18,9 +18,9 @@ from ppl_bnn import models, priors
 
 
 def rhat(draws):
-    """ArviZ's R-hat, not rounded, of arrays by name of shape (chain, draw, ...), in one array."""
-    result = az.rhat(draws)
-    return np.concatenate([np.ravel(result[name].values) for name in draws])
+    """ArviZ's R-hat, not rounded, of each quantity in arrays of shape (chain, draw, ...)."""
+    merged = np.concatenate([np.reshape(a, (*a.shape[:2], -1)) for a in draws], axis=2)
+    return az.rhat({"x": merged})["x"].values
 
 
 def main(argv=None):
@@ -44,8 +44,8 @@ def main(argv=None):
 
     functions = ppl_bnn.function_space(mcmc, table.x_test)["posterior"]
     weights = mcmc.get_samples(group_by_chain=True)
-    of_functions = rhat({"mean": functions["mean"].values})
-    of_weights = rhat({name: np.asarray(w) for name, w in weights.items() if name != "noise"})
+    of_functions = rhat([functions["mean"].values])
+    of_weights = rhat([draws for name, draws in weights.items() if name != "noise"])
     print(f"\nRank-normalised split R-hat (ArviZ), 4 chains x {args.num_samples} draws")
     print("                     number   median      max    < 1.01     < 1.1     > 1.2")
     for name, values in (("test predictions", of_functions), ("weights", of_weights)):

@@ -113,7 +113,7 @@ class Settings:
         scales = ones
         if needs_scales or (isinstance(kind, str) and kind == "prior"):
             found = prior_scales(target.model, target.names, *target.probe)
-            scales = {name: found[name] * one for name, one in ones.items()}
+            scales = {name: np.asarray(found[name] * one) for name, one in ones.items()}
         unbounded = [name for name, scale in scales.items() if not np.isfinite(scale).all()]
         if unbounded and needs_scales:
             raise ValueError(

@@ -164,7 +164,7 @@ def check_moments(draws, mean, covariance):
     assert np.mean(pairs**2) < 1 + 5 * math.sqrt(2 / len(pairs))
 
 
-def run(kernel, *args, num_samples=500, num_warmup=300, num_chains=4, seed=0):
+def run(kernel, *args, num_samples=1000, num_warmup=300, num_chains=4, seed=0):
     mcmc = MCMC(
         kernel,
         num_warmup=num_warmup,
