@@ -46,8 +46,8 @@ class Case:
 
 
 CASES = [
-    Case(927, (50,), 1, num_steps=100, num_transitions=5),
-    Case(927, (50,), 4, num_steps=100, num_transitions=5),
+    Case(927, (50,), 1, num_steps=100, num_transitions=20),
+    Case(927, (50,), 4, num_steps=100, num_transitions=20),
     Case(10_000, (218, 218), 1, num_steps=20, num_transitions=1),
 ]
 

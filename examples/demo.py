@@ -19,7 +19,7 @@ import ppl_bnn
 from ppl_bnn import metrics, models, priors
 
 matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+import matplotlib.pyplot as plt
 
 HIDDEN = 50
 TRACED = 150  # draws of each chain in the traces
@@ -100,7 +100,7 @@ def plot(path, title, table, prediction, draws, rhat_functions, rhat_weights):
     axes.legend(loc="upper left", fontsize="small")
 
     axes = figure.add_subplot(grid[0, 4:])
-    top = max(1.02, rhat_functions.max(), rhat_weights.max())
+    top = max(1.05, rhat_functions.max(), rhat_weights.max())
     bins = np.linspace(min(1.0, rhat_functions.min(), rhat_weights.min()), top, 41)
     for name, rhat, color in (
         ("weights", rhat_weights, WEIGHTS),
@@ -110,7 +110,12 @@ def plot(path, title, table, prediction, draws, rhat_functions, rhat_weights):
         label = f"{name} ({len(rhat):,}), max {rhat.max():.3f}"
         axes.hist(rhat, bins, weights=share, color=color, alpha=0.6, label=label)
     axes.axvline(1.01, color="black", lw=1, ls="--", label="1.01")
-    axes.set(xlabel="R-hat (rank, split)", ylabel="share, %", title="Convergence: R-hat")
+    axes.set(
+        xlabel="R-hat (rank, split)",
+        ylabel="share, % (log scale)",
+        yscale="log",
+        title="Convergence: R-hat",
+    )
     axes.legend(loc="upper right", fontsize="small")
 
     for panel, quantile in enumerate((0.1, 0.5, 0.9)):

@@ -1,4 +1,4 @@
-"""Without a Metropolis test, too large a leapfrog step ruins predictions: acceptance shows it first.
+"""Without a Metropolis test too large a step ruins predictions, and acceptance shows it first.
 
 The step-size study of Izmailov et al. (2021, appendix) on a small table. Chains begin at posterior
 draws, make a few transitions with steps 1, 5, 10, ... times a start of 0.05 of the adapted step,
@@ -18,7 +18,6 @@ from real_data import load
 import ppl_bnn
 from ppl_bnn import metrics, models, priors
 
-MULTIPLES = (1, 5, 10, 20, 30, 50)
 START = 0.05  # of the adapted step
 
 
@@ -30,6 +29,7 @@ def main(argv=None):
     parser.add_argument("--num-samples", type=int, default=30, help="transitions for each step")
     parser.add_argument("--chains", type=int, default=4)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--multiples", type=int, nargs="+", default=[1, 5, 10, 20, 30, 50])
     args = parser.parse_args(argv)
     table = load(args.data)
     net = models.MLP(table.x_train.shape[1], (50,), 1)
@@ -57,7 +57,7 @@ def main(argv=None):
     )
     print("    step   x start   leapfrog   acceptance   divergent   not finite   RMSE   test LL")
     rows = []
-    for multiple in MULTIPLES:
+    for multiple in args.multiples:
         step = START * multiple * adapted_step
         kernel = ppl_bnn.HMC(model, step_size=step, adapt_step_size=False, metropolis=False)
         mcmc = sample(key_study, kernel, 0, args.num_samples, adapted.last_state.z)

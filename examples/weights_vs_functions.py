@@ -1,8 +1,8 @@
 """Chains that disagree about weights agree about functions.
 
-Four chains on the UCI concrete data, one layer of 50 units. Hidden units permute and flip their
-signs without any change of the function, and chains rarely visit each other's arrangement, so that
-R-hat of many weights stays large. R-hat of the predictions at the test points is that of functions.
+Four chains on the UCI concrete data, one layer of 50 units. Hidden units can change places without
+any change of the function, and chains rarely visit each other's arrangements, so that R-hat of many
+weights stays large. R-hat of the predictions at the test points is that of functions.
 """
 
 import argparse

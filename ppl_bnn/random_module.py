@@ -215,7 +215,7 @@ def _sample_weight(
                 "a plate, while all data share the weights; or values from another network, or "
                 "with other leading axes, were given for the site"
             )
-        return value
+        return jnp.asarray(value)
     if not isinstance(prior, jax.Array | np.ndarray):
         raise TypeError(
             f"prior callable gave {prior!r} for {path!r}; it must return a NumPyro distribution or "

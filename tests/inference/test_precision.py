@@ -58,7 +58,10 @@ def pairs(data, model):
 
 def evaluate(pairs, data, model, dtype, chunk_size=None):
     """For each pair what `hmc.step` makes of these very end points, and both total energies."""
-    cast = lambda tree: jax.tree.map(lambda x: jnp.asarray(np.asarray(x), dtype), tree)
+
+    def cast(tree):
+        return jax.tree.map(lambda x: jnp.asarray(np.asarray(x), dtype), tree)
+
     x, y = (np.asarray(array, dtype) for array in data)
     target = Target(model, (x, y), {}, chunk_size=chunk_size)
     log_density = target.log_density(target.data.read())
