@@ -21,9 +21,9 @@ from ppl_bnn.inference.mass_matrix import (
     parse_inverse_mass_matrix,
 )
 from ppl_bnn.inference.start import check_init_strategy
-from ppl_bnn.likelihood import check_chunk_size
 from ppl_bnn.mesh import check_mesh
 from ppl_bnn.prior_scale import prior_scales, prior_widths
+from ppl_bnn.row_likelihood import check_chunk_size
 from ppl_bnn.target import Target
 from ppl_bnn.trajectory import num_leapfrog_steps
 

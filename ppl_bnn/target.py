@@ -21,8 +21,9 @@ from ppl_bnn.checks import (
 )
 from ppl_bnn.data import Data
 from ppl_bnn.density import RefuseRandomness, density_terms, run_at
-from ppl_bnn.likelihood import check_mesh_fits, row_log_likelihood
-from ppl_bnn.rows import abstract_trace, check_rows, find_rows, refuse_subsampling
+from ppl_bnn.row_checks import check_rows
+from ppl_bnn.row_likelihood import check_mesh_fits, row_log_likelihood
+from ppl_bnn.rows import abstract_trace, find_rows, refuse_subsampling
 
 Position = dict[str, jax.Array]
 
