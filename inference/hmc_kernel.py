@@ -162,7 +162,14 @@ class HMC(MCMCKernel):
         """The posterior on these data, made once for the same arrays."""
         kwargs = kwargs or {}
         if self._target is not None and self._target.data.is_from(args, kwargs):
+            self._target.data.check_unchanged()
             return self._target
+        if self.settings.mesh is not None and jax.sharding.get_abstract_mesh().manual_axes:
+            raise ValueError(
+                "`mesh` does not go with chain_method='parallel', which gives each chain one "
+                "device. Use chain_method='vectorized', with `ppl_bnn.mesh(chains=...)` to spread "
+                "chains over devices."
+            )
         make = partial(
             Target,
             self._model,

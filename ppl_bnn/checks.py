@@ -40,6 +40,10 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
     for name, leaf in zip(
         leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True
     ):
+        if hasattr(leaf, "to_numpy"):
+            raise ValueError(
+                f"`{name}` is a {type(leaf).__name__}; pass an array: `{name}.to_numpy()`."
+            )
         if not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
             continue
         if leaf.ndim and leaf.shape[0] == 0:

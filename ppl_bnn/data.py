@@ -8,6 +8,7 @@ compiled program: a full copy on each device, whatever its sharding was. Here ar
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Sequence
 from typing import Any
 
@@ -55,6 +56,15 @@ class Data:
         self.arrays = arrays if self.traced else []
         self.refs = [] if self.traced else [jax.new_ref(array) for array in arrays]
         self.host: list[np.ndarray] | None = None
+        self.checksums = _host_checksums(self.source)
+
+    def check_unchanged(self) -> None:
+        """Refuse NumPy arrays that were changed in place since they were placed."""
+        if _host_checksums(self.source) != self.checksums:
+            raise ValueError(
+                "the data were changed in place since the last run with the same arrays, of which "
+                "NumPyro keeps the compiled program: pass a copy (`x.copy()`), which is new data."
+            )
 
     def is_from(self, args: tuple, kwargs: dict) -> bool:
         """Whether these are the very objects that were placed."""
@@ -84,6 +94,11 @@ class Data:
         host = self.host
         shapes = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in host]
         return jax.pure_callback(lambda: host, shapes)
+
+
+def _host_checksums(leaves: Sequence[Any]) -> list[int]:
+    hosted = [leaf for leaf in leaves if isinstance(leaf, np.ndarray) and leaf.dtype != object]
+    return [zlib.crc32(np.ascontiguousarray(leaf).data) for leaf in hosted]
 
 
 def _place(array: Any, is_row: bool, mesh: Mesh | None) -> jax.Array:

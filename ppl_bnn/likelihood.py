@@ -132,12 +132,13 @@ def mini_batch(
                 f"`batch_size` is {batch_size}, but the model was given {rows.num_rows} rows."
             )
         # a plate draws the rows, so that every engine knows a subsampled model when it sees one
-        drawn = numpyro.plate("mini_batch", rows.num_rows, subsample_size=batch_size)
+        with numpyro.plate("mini_batch", rows.num_rows, subsample_size=batch_size) as index:
+            pass
         leaves = [
             jnp.asarray(leaf) if row else leaf
             for leaf, row in zip(jax.tree.leaves((args, kwargs)), rows.is_row, strict=True)
         ]
-        few_args, few_kwargs = rows.take(leaves, drawn._indices)
+        few_args, few_kwargs = rows.take(leaves, index)
         return _ScaleRows(model, rows, rows.num_rows / batch_size)(*few_args, **few_kwargs)
 
     return transformed

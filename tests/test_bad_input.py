@@ -21,6 +21,13 @@ CLASSES = ppl_bnn.models.classification(
 )
 
 
+class Frame:
+    """What pandas and polars have in common."""
+
+    def to_numpy(self):
+        return X
+
+
 def start(model, *args, **options):
     kernel = ppl_bnn.HMC(model, **({"warm_start": 0} | options))
     MCMC(kernel, num_warmup=1, num_samples=1, progress_bar=False).run(jax.random.key(0), *args)
@@ -56,6 +63,7 @@ def plain(x, y=None):
         (CLASSES, (X, np.full(20, 2)), "`y`.*20 entries outside.*integers from 0 to 1: 2"),
         (CLASSES, (X, with_entry(np.zeros(20, int), -1)), "`y`.*1 entries outside.*: -1"),
         (plain, (X.astype(object), Y), "`x` has dtype object"),
+        (plain, (Frame(), Y), r"`x` is a Frame; pass an array: `x\.to_numpy\(\)`"),
     ],
 )
 def test_bad_data(model, args, message, chunk_size):

@@ -162,6 +162,21 @@ def test_new_data_after_a_state_was_set_are_used(kernel):
         mcmc.run(jax.random.key(1), *big)
 
 
+def test_data_changed_in_place_are_noticed(kernel):
+    x = X.copy()
+    mcmc = make(kernel(model), 2, 2)
+    mcmc.run(jax.random.key(0), x, Y)
+    x *= 2
+    with pytest.raises(ValueError, match="changed in place since the last run"):
+        mcmc.run(jax.random.key(0), x, Y)
+
+
+def test_mesh_with_parallel_chains_is_refused():
+    mcmc = make(ppl_bnn.HMC(model, mesh=ppl_bnn.mesh(data=2)), 2, 2, 4, chain_method="parallel")
+    with pytest.raises(ValueError, match="`mesh` does not go with chain_method='parallel'"):
+        mcmc.run(jax.random.key(0), X, Y)
+
+
 @pytest.mark.parametrize("method", ["one chain", "sequential", "vectorized"])
 def test_no_retrace_on_a_second_run_with_the_same_arrays(kernel, method, monkeypatch):
     for name in ("CI", "PYTEST_XDIST_WORKER"):  # without its bar NumPyro compiles anew each time
@@ -399,6 +414,20 @@ def test_warm_start_rescues_chains_from_wide_priors():
 
     assert energy(0) > 1e5
     assert energy(1000) < 100
+
+
+def test_warm_start_reaches_the_posterior_of_a_wide_heteroscedastic_network(uci):
+    """N(0, 1) weights on concrete: prior draws have energies of 10^7 and noise scales of 10^-8."""
+    x, y, _, _ = uci("concrete")
+    x, y = (x - x.mean(0)) / x.std(0), (y - y.mean()) / y.std()
+    network = ppl_bnn.models.regression(
+        ppl_bnn.models.MLP(8, (50,), 2), ppl_bnn.priors.normal(1.0), noise="heteroscedastic"
+    )
+    kernel = ppl_bnn.HMC(network)
+    keys = jax.random.split(jax.random.key(0), 4)
+    state = kernel.init(keys, 1, None, (x.astype("f"), y.astype("f")), {})
+    # the posterior's own energies are about 200 to 500; Adam as it comes stops at 5,000 to 10^6
+    assert float(state.potential_energy.max()) < 1000
 
 
 def test_progress_bar_text():
