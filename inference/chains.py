@@ -46,6 +46,19 @@ class Chains:
         keys = jax.vmap(partial(jax.random.split, num=num))(rng_key)
         return [keys[:, k] for k in range(num)]
 
+    def commit(self, tree: Any) -> Any:
+        """Tie arrays to their devices, as the outputs of a transition are.
+
+        Else the first transition and all later ones are two programs to compile.
+        """
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(tree)):
+            return tree
+        if self.mesh is None:
+            return jax.tree.map(lambda x: jax.device_put(x, x.sharding), tree)
+        is_spread = self.batched and size(self.mesh, CHAINS) > 1
+        spec = PartitionSpec(CHAINS) if is_spread else PartitionSpec()
+        return jax.device_put(tree, NamedSharding(self.mesh, spec))
+
     def map(self, function: Callable, in_axes: Any = 0) -> Callable:
         """`jax.vmap` over chains, spread over devices if need be."""
         if not self.batched:

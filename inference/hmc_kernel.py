@@ -214,7 +214,7 @@ class HMC(MCMCKernel):
         if settings.num_steps is not None:
             length = settings.num_steps * step_size
         settings.check_num_steps(length, step_size)
-        return first_state(
+        state = first_state(
             chain,
             rng_key,
             num_warmup=num_warmup,
@@ -224,6 +224,7 @@ class HMC(MCMCKernel):
             ),
             data=target.data.fingerprint,
         )
+        return chains.commit(state)
 
     def _plan_start(
         self, target: Target, chains: Chains, is_given: bool

@@ -98,7 +98,9 @@ def abstract_trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, dict
                 )
             sites[name] = kept
 
-    jax.eval_shape(run, [jax.ShapeDtypeStruct(leaves[i].shape, leaves[i].dtype) for i in where])
+    # in the types that JAX will give them: without x64, float64 comes as float32
+    arrays = [leaves[i] for i in where]
+    jax.eval_shape(run, [jax.ShapeDtypeStruct(a.shape, jnp.result_type(a)) for a in arrays])
     return sites
 
 
@@ -195,12 +197,17 @@ def _changed_shapes(model: Callable, rows: Rows, leaves: Sequence[Any], trace: d
     try:
         args, kwargs = rows.take(leaves, slice(0, 2))
         few = abstract_trace(model, args, kwargs)
+        for name in rows.sites:
+            if few[name]["shape"] != few[name]["fn_shape"] and not few[name]["auxiliary"]:
+                raise ValueError(
+                    f"the observed value of {name!r} has shape {few[name]['shape']}, its "
+                    f"distribution {few[name]['fn_shape']}"
+                )
     except Exception as error:
         raise ValueError(
             f"the model runs on all {rows.num_rows} rows of its data, but not on two of them: "
-            f"{error}. "
-            "Everything that has one entry per row (a mask, an offset, the size of a plate) must "
-            "come from the model's arguments, not from outside."
+            f"{error}. Everything that has one entry per row (features, a mask, an offset, the "
+            "size of a plate) must come from the model's arguments, not from a closure."
         ) from error
     return [
         name

@@ -357,6 +357,18 @@ def test_data_in_a_closure_is_refused():
         log_density(full_batch(model), (), {}, {"w": jnp.ones(3)})
 
 
+def test_features_in_a_closure_are_refused():
+    x, y = data(20)
+
+    def model(y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match=r"not on two of them.*not from a closure"):
+        log_density(full_batch(model), (y,), {}, {"w": jnp.ones(3)})
+
+
 @pytest.mark.parametrize("chunk_size", [0, -3, 2.5])
 def test_bad_chunk_size(chunk_size, as_users_run):
     with pytest.raises(ValueError, match="`chunk_size` must be a positive number of rows"):

@@ -162,6 +162,17 @@ def test_new_data_after_a_state_was_set_are_used(kernel):
         mcmc.run(jax.random.key(1), *big)
 
 
+def test_float64_data_and_one_program_for_all_transitions(kernel):
+    data = X.astype(np.float64), Y.astype(np.float64)
+    mcmc = make(kernel(model), 2, 2, num_chains=2)
+    mcmc.run(jax.random.key(0), *data)
+    first = mcmc.sampler.init(jax.random.split(jax.random.key(1)), 2, None, data, {})
+    # what JAX looks at when it decides whether to compile again
+    for before, after in zip(*map(jax.tree.leaves, (first, mcmc.last_state)), strict=True):
+        assert jax.typeof(before) == jax.typeof(after)
+        assert before.committed == after.committed
+
+
 def test_data_changed_in_place_are_noticed(kernel):
     x = X.copy()
     mcmc = make(kernel(model), 2, 2)
