@@ -17,6 +17,7 @@ from ppl_bnn.inference.chains import Chains
 from ppl_bnn.inference.hmc_settings import Settings, check_init_params
 from ppl_bnn.inference.hmc_transition import HMCState, first_state, refresh, transition
 from ppl_bnn.inference.mass_matrix import Metric
+from ppl_bnn.mesh import CHAINS, size
 from ppl_bnn.rows import concretely
 from ppl_bnn.target import Target
 
@@ -73,7 +74,8 @@ class HMC(MCMCKernel):
         Rows evaluated at once on a device. By default all.
     init_strategy : "prior", "network", callable or dict
         Where chains start: a draw of the prior; draws like the network's own initial values; one
-        of NumPyro's ``init_to_*``; or constrained values by site.
+        of NumPyro's ``init_to_*``; or constrained values by site, where sites that are not
+        named start from the prior.
     warm_start : int
         Steps of Adam that each chain takes from its start before warm-up; 0 for none. The
         default start, without which wide priors make the step size collapse. `init_params` of
@@ -203,6 +205,12 @@ class HMC(MCMCKernel):
         target = self._target_for(model_args, model_kwargs)
         settings = self.settings
         chains = Chains(not is_prng_key(rng_key), settings.mesh)
+        num_groups = size(settings.mesh, CHAINS)
+        if chains.batched and len(rng_key) % num_groups:
+            raise ValueError(
+                f"`num_chains` is {len(rng_key)}, which the {num_groups} groups of devices along "
+                f"the {CHAINS!r} axis of `mesh` cannot share evenly."
+            )
         if init_params is not None:
             num_chains = len(rng_key) if chains.batched else None
             init_params = check_init_params(init_params, target.shapes(), num_chains)
@@ -211,8 +219,7 @@ class HMC(MCMCKernel):
         chain, step_size, rng_key = begin(rng_key, init_params, arrays)
         start.check_start(target, chain, arrays, chains.batched)
         step_size = jnp.exp(jnp.mean(jnp.log(step_size)))
-        if settings.num_steps is not None:
-            length = settings.num_steps * step_size
+        length = settings.length(length, step_size)
         settings.check_num_steps(length, step_size)
         state = first_state(
             chain,

@@ -138,6 +138,10 @@ class Settings:
             return metric, math.pi / 2
         return metric, math.pi / 2 * largest_scale(metric, scales)
 
+    def length(self, trajectory_length: Any, step_size: Any) -> Any:
+        """Trajectory length before jitter, which a fixed number of steps ties to the step size."""
+        return trajectory_length if self.num_steps is None else self.num_steps * step_size
+
     def check_num_steps(self, length: Any, step_size: Any) -> None:
         """Refuse a fixed step that needs more leapfrog steps than the user allows."""
         if self.adapt_step_size or isinstance(length * step_size, jax.core.Tracer):

@@ -183,6 +183,7 @@ def _move(
         terms=chain.terms,
         potential_energy=-jnp.sum(chain.terms, axis=-1),
         energy=info.energy,
+        trajectory_length=fit(settings.length(length, step_size), state.trajectory_length),
         step_size=fit(step_size, state.step_size),
         num_steps=fit(num_steps, state.num_steps),
         accept_prob=info.accept_prob,

@@ -39,13 +39,14 @@ def initial_values(rng_key: jax.Array, target: Target, init_strategy: Any) -> di
     init_strategy : "prior", "network", callable or dict
         A draw from the prior; for sites of `ppl_bnn.random_module` a draw with mean and standard
         deviation of the network's own initial values, the others from the prior; one of NumPyro's
-        ``init_to_*`` strategies; or values by site.
+        ``init_to_*`` strategies; or values by site, the others from the prior.
     """
-    if isinstance(init_strategy, Mapping):
-        return dict(init_strategy)
     key_model, key_network = jax.random.split(rng_key)
     model = handlers.seed(target.model, key_model)
-    if callable(init_strategy):
+    if isinstance(init_strategy, Mapping):
+        target.check_values(init_strategy)
+        model = handlers.substitute(model, data=dict(init_strategy))
+    elif callable(init_strategy):
         model = handlers.substitute(model, substitute_fn=init_strategy)
     elif init_strategy == "network":
         model = handlers.substitute(model, substitute_fn=partial(_like_network, key_network))

@@ -18,10 +18,17 @@ IS_LEGACY = az.__version__.startswith("0.")
 
 def from_groups(groups: dict[str, xr.Dataset]) -> Any:
     """An ArviZ object of these groups: `InferenceData` on 0.23, `DataTree` on 1.x."""
+    # some of ArviZ's plots look for the coordinates of every dimension
+    numbered = {
+        name: group.assign_coords(
+            {dim: np.arange(size) for dim, size in group.sizes.items() if dim not in group.coords}
+        )
+        for name, group in groups.items()
+    }
     if IS_LEGACY:
         legacy: Any = az.InferenceData
-        return legacy(**groups)
-    return xr.DataTree.from_dict(groups)
+        return legacy(**numbered)
+    return xr.DataTree.from_dict(numbered)
 
 
 def posterior(data: Any) -> xr.Dataset | None:

@@ -138,7 +138,10 @@ def _posterior(draws: Draws, dims: Mapping[str, list[str]]) -> xr.Dataset:
         if name in variables:
             raise ValueError(f"two sites would both be saved as {name!r}; rename one of them")
         variables[name] = (list(dims.get(site, _weight_dims(name, values.ndim - 2))), values)
-    return _dataset(draws, variables)
+    dataset = _dataset(draws, variables)
+    for site in draws.samples:
+        dataset[netcdf_name(site)].attrs["site"] = site  # for the way back, in `as_draws`
+    return dataset
 
 
 def _weight_dims(name: str, ndim: int) -> list[str]:

@@ -48,9 +48,10 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
             continue
         if leaf.ndim and leaf.shape[0] == 0:
             raise ValueError(f"`{name}` has shape {leaf.shape}: there are no rows to learn from.")
-        if leaf.dtype == object:
+        if leaf.dtype.kind in "OSU":
             raise ValueError(
-                f"`{name}` has dtype object; convert it to numbers, `{name}.astype(float)` perhaps."
+                f"`{name}` has dtype {leaf.dtype}; convert it to numbers: `{name}.astype(float)`, "
+                f"or, for class labels, `numpy.unique({name}, return_inverse=True)[1]`."
             )
         if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
             bad = np.argwhere(~np.isfinite(np.asarray(leaf)))
@@ -149,6 +150,22 @@ def _words(support: Any) -> str:
         between = "integers" if support.is_discrete else "numbers"
         return f"{between} from {lower} to {upper}"
     return str(support)
+
+
+def refuse_no_observations(
+    model: Callable, args: tuple, kwargs: dict, trace: dict[str, dict]
+) -> None:
+    """Refuse data that the model does not observe: the targets were forgotten, most likely."""
+    if any(site["type"] == "sample" and site["is_observed"] for site in trace.values()):
+        return
+    leaves = zip(leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True)
+    given = [name for name, leaf in leaves if is_array(leaf)]
+    if given:
+        raise ValueError(
+            f"the model was given {given} but observes nothing: were the targets forgotten, as in "
+            "`mcmc.run(key, x)` for `mcmc.run(key, x, y)`? To draw from the prior, use "
+            "`numpyro.infer.Predictive`."
+        )
 
 
 def refuse_latents(trace: dict[str, dict], names: Sequence[str]) -> None:

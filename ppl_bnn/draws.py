@@ -10,6 +10,8 @@ import jax
 import numpy as np
 from numpyro.infer import MCMC
 
+from ppl_bnn._arviz import posterior
+
 
 @dataclass(frozen=True)
 class Draws:
@@ -53,7 +55,8 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     Parameters
     ----------
     draws
-        An `numpyro.infer.MCMC` that has run, a dictionary of samples, or `Draws`.
+        An `numpyro.infer.MCMC` that has run, a dictionary of samples, what `to_arviz` made (also
+        read back from a file; with `model`), or `Draws`.
     model
         The model that the draws belong to; by default the one that the MCMC ran.
     group_by_chain
@@ -89,6 +92,10 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
             ),
             fit_args=tuple(draws._args),
         )
+    saved = posterior(draws)
+    if saved is not None:
+        samples = {v.attrs.get("site", name): v.values for name, v in saved.data_vars.items()}
+        return Draws(samples=samples, model=model)
     if isinstance(draws, Mapping):
         samples = _on_host(draws)
         if not group_by_chain:
@@ -96,8 +103,8 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
         _check_leading_axes(samples)
         return Draws(samples=samples, model=model)
     raise TypeError(
-        "`draws` must be an MCMC that has run, or a dictionary from site names to arrays, as "
-        f"`MCMC.get_samples` returns it; got {type(draws).__name__}"
+        "`draws` must be an MCMC that has run, what `to_arviz` made, or a dictionary from site "
+        f"names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
     )
 
 

@@ -37,8 +37,14 @@ def mesh(*, data: int | None = None, chains: int = 1) -> Mesh:
     available = jax.device_count()
     if chains < 1 or (data is not None and data < 1):
         raise ValueError(f"mesh: `data` and `chains` must be at least 1, got {data=}, {chains=}.")
+    if data is None and available % chains:
+        raise ValueError(
+            f"mesh: chains={chains} does not divide the {available} devices; say how many devices "
+            "the rows are divided among, for example "
+            f"`mesh(data={max(available // chains, 1)}, chains={chains})`."
+        )
     if data is None:
-        data = max(available // chains, 1)
+        data = available // chains
     if data * chains > available:
         raise ValueError(
             f"mesh: data={data} times chains={chains} needs {data * chains} devices, but JAX sees "

@@ -213,7 +213,8 @@ def _sample_weight(
                 f"parameter {path!r} has shape {shape}, but the value of its site has shape "
                 f"{np.shape(value)}: either the network was made (flax Linen: first called) inside "
                 "a plate, while all data share the weights; or values from another network, or "
-                "with other leading axes, were given for the site"
+                "with other leading axes, were given for the site (draws grouped by chain need "
+                "`group_by_chain=True`)"
             )
         return jnp.asarray(value)
     if not isinstance(prior, jax.Array | np.ndarray):

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -18,6 +18,7 @@ from ppl_bnn.checks import (
     check_observations,
     explain_failure,
     refuse_latents,
+    refuse_no_observations,
 )
 from ppl_bnn.data import Data
 from ppl_bnn.density import RefuseRandomness, density_terms, run_at
@@ -100,6 +101,7 @@ class Target:
         ]
         if not self.names:
             raise ValueError("the model has no latent sample site: there is nothing to infer.")
+        refuse_no_observations(model, args, kwargs, shapes)
         refuse_latents(self.sites, self.names)
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
@@ -161,27 +163,28 @@ class Target:
             if name in self.names or site["type"] == "deterministic"
         }
 
-    def unconstrain(self, values: dict[str, Any]) -> Position:
-        """Unconstrained position at which the latent sites have the given values.
+    def check_values(self, values: Mapping[str, Any]) -> None:
+        """Refuse initial values of sites that are unknown or have another shape.
 
         Raises
         ------
         ValueError
-            If a site is missing, unknown, or has another shape.
+            Names the sites.
         """
-        unknown, missing = set(values) - set(self.names), set(self.names) - set(values)
-        if unknown or missing:
+        unknown = sorted(set(values) - set(self.names))
+        if unknown:
             raise ValueError(
-                f"initial values were given for {sorted(values)}, but the latent sites are "
-                f"{self.names}: "
-                f"missing {sorted(missing)}, unknown {sorted(unknown)}."
+                f"initial values were given for {unknown}, but the latent sites are {self.names}."
             )
-        for name in self.names:
-            expected, got = self.sites[name]["shape"], jnp.shape(values[name])
+        for name, value in values.items():
+            expected, got = self.sites[name]["shape"], jnp.shape(value)
             if expected != got:
                 raise ValueError(
                     f"the initial value of {name!r} has shape {got}, but the site has {expected}."
                 )
+
+    def unconstrain(self, values: dict[str, Any]) -> Position:
+        """Unconstrained position at which the latent sites have the given values."""
         # supports may depend on other sites, so each is read off a run at the given values
         with handlers.block():
             pinned = handlers.substitute(self.model, data=values)

@@ -143,6 +143,19 @@ def test_netcdf_round_trip(exported, tmp_path):
         assert {k: v.dtype for k, v in before.items()} == {k: v.dtype for k, v in after.items()}
 
 
+def test_a_saved_run_predicts_like_the_run(mcmc, exported, tmp_path):
+    exported.to_netcdf(tmp_path / "run.nc")
+    read = az.from_netcdf(tmp_path / "run.nc")
+    direct = ppl_bnn.predict(mcmc, X_TEST).mean
+    np.testing.assert_array_equal(ppl_bnn.predict(read, X_TEST, model=model).mean, direct)
+
+
+def test_every_dimension_has_coordinates(exported):
+    for name in ("posterior", "log_likelihood", "predictions", "observed_data"):
+        data = group(exported, name)
+        assert set(data.dims) == set(data.coords)
+
+
 @pytest.mark.filterwarnings("ignore:Estimated shape parameter")
 def test_arviz_uses_it(exported):
     assert len(az.summary(exported, var_names=["noise"])) == 1

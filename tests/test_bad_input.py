@@ -63,6 +63,8 @@ def plain(x, y=None):
         (CLASSES, (X, np.full(20, 2)), "`y`.*20 entries outside.*integers from 0 to 1: 2"),
         (CLASSES, (X, with_entry(np.zeros(20, int), -1)), "`y`.*1 entries outside.*: -1"),
         (plain, (X.astype(object), Y), "`x` has dtype object"),
+        (CLASSES, (X, np.array(["a", "b"] * 10)), r"`y` has dtype <U1.*return_inverse=True"),
+        (plain, (X,), r"was given \['x'\] but observes nothing: were the targets forgotten"),
         (plain, (Frame(), Y), r"`x` is a Frame; pass an array: `x\.to_numpy\(\)`"),
     ],
 )
@@ -111,6 +113,14 @@ def test_a_model_that_is_no_function():
 def test_mesh_larger_than_the_data():
     with pytest.raises(ValueError, match="over 8 devices, but there are 5 rows"):
         start(plain, X[:5], Y[:5], mesh=ppl_bnn.mesh(data=8))
+
+
+def test_meshes_that_do_not_divide():
+    with pytest.raises(ValueError, match=r"chains=3 does not divide the 8 devices.*data=2"):
+        ppl_bnn.mesh(chains=3)
+    kernel = ppl_bnn.HMC(plain, mesh=ppl_bnn.mesh(data=2, chains=2), warm_start=0)
+    with pytest.raises(ValueError, match="`num_chains` is 3, which the 2 groups"):
+        kernel.init(jax.random.split(jax.random.key(0), 3), 1, None, (X, Y), {})
 
 
 def test_mesh_with_explicit_axes():
@@ -183,7 +193,7 @@ def test_nothing_to_infer():
 @pytest.mark.parametrize(
     ("strategy", "message"),
     [
-        ({"v": jnp.ones(3)}, r"missing \['w'\], unknown \['v'\]"),
+        ({"v": jnp.ones(3)}, r"given for \['v'\], but the latent sites are \['w'\]"),
         ({"w": jnp.ones(2)}, r"initial value of 'w' has shape \(2,\), but the site has \(3,\)"),
     ],
 )

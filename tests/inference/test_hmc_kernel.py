@@ -334,6 +334,13 @@ def test_numpyros_own_random_module_is_sampled_and_a_param_is_refused():
 # warm-up, and when it goes wrong -------------------------------------------------------------
 
 
+def test_length_of_a_fixed_number_of_adapted_steps():
+    mcmc = make(ppl_bnn.HMC(model, num_steps=7, warm_start=20), num_chains=2)
+    mcmc.run(jax.random.key(0), X, Y)
+    fields = mcmc.get_extra_fields()
+    np.testing.assert_allclose(fields["trajectory_length"], 7 * fields["step_size"], rtol=1e-5)
+
+
 def test_draws_without_metropolis_are_flagged():
     mcmc = make(ppl_bnn.HMC(model, metropolis=False, step_size=1.0, adapt_step_size=False))
     mcmc.run(jax.random.key(0), X, Y)
@@ -384,6 +391,8 @@ def test_starts_differ_between_chains_and_follow_the_strategy():
     assert len(np.unique(prior[:, 0])) == 3
     given = starts(init_strategy={"w": jnp.array([1.0, 2.0, 3.0]), "noise": jnp.array(0.5)})
     np.testing.assert_array_equal(given, np.tile([1.0, 2.0, 3.0], (3, 1)))
+    partly = starts(init_strategy={"w": jnp.array([1.0, 2.0, 3.0])})
+    np.testing.assert_array_equal(partly, given)
     numpyros = starts(init_strategy=numpyro.infer.init_to_value(values={"w": jnp.zeros(3)}))
     assert (numpyros == 0).all()
 
