@@ -1,9 +1,10 @@
 """Effective draws of functions: `ppl_bnn.HMC` against NumPyro's NUTS, defaults of both.
 
 The network (one hidden layer of 50, swish, homoscedastic noise, fan-in normal priors), the data,
-four chains and the numbers of draws are the same. NUTS runs with vectorised and with parallel
-chains, and the better of the two counts. ESS is the median over test points of the bulk ESS of the
-predicted mean; a ratio only says something where both reach the same test log predictive density.
+four chains and the numbers of draws are the same. Both run with vectorised and with parallel
+chains (a device for each), and the better of the two counts for each. ESS is the median over test
+points of the bulk ESS of the predicted mean; a ratio only says something where both reach the same
+test log predictive density.
 
 Seconds of record are those of warm-up (with the warm start of `ppl_bnn.HMC`) and sampling,
 without tracing and compilation, which JAX itself times; sampling alone is printed beside.
@@ -34,7 +35,9 @@ import ppl_bnn
 from ppl_bnn import metrics, models, priors
 
 NUM_CHAINS = 4
-SAMPLERS = ("hmc", "nuts vectorized", "nuts parallel")
+HMC_RUNS = ("hmc vectorized", "hmc parallel")
+NUTS_RUNS = ("nuts vectorized", "nuts parallel")
+SAMPLERS = (*HMC_RUNS, *NUTS_RUNS)
 SAME_DENSITY = 0.03
 FLOOR_PER_SECOND, FLOOR_PER_GRADIENT = 2.0, 1.5
 
@@ -81,25 +84,30 @@ def compare(name: str, options: argparse.Namespace) -> tuple[float, float]:
             print_row(name, sampler, results[sampler])
         rounds.append(results)
 
-    def per(result, *costs):
-        return [result["ess"] / result[cost] for cost in costs]
+    def better(results, samplers, cost):
+        return max((results[s] for s in samplers), key=lambda result: result["ess"] / result[cost])
 
     found = {}
-    for costs in (("seconds", "gradients"), ("sampling_seconds", "sampling_gradients")):
+    for seconds, gradients in (
+        ("seconds", "gradients"),
+        ("sampling_seconds", "sampling_gradients"),
+    ):
         ratios = []
         for results in rounds:
-            nuts = max(
-                (results[sampler] for sampler in SAMPLERS[1:]), key=lambda r: per(r, costs[0])
-            )
-            ratios.append(np.divide(per(results["hmc"], *costs), per(nuts, *costs)))
-        found[costs[0]] = np.median(ratios, axis=0)
-    density = {s: np.median([results[s]["density"] for results in rounds]) for s in SAMPLERS}
-    gaps = [abs(density["hmc"] - density[sampler]) for sampler in SAMPLERS[1:]]
+            hmc, nuts = (better(results, runs, seconds) for runs in (HMC_RUNS, NUTS_RUNS))
+            gain = hmc["ess"] / nuts["ess"]
+            ratios.append([gain * nuts[cost] / hmc[cost] for cost in (seconds, gradients)])
+        found[seconds] = np.median(ratios, axis=0)
+    hmc, nuts = (
+        np.median([[results[s]["density"] for s in runs] for results in rounds], axis=0)
+        for runs in (HMC_RUNS, NUTS_RUNS)
+    )
+    gap = np.abs(hmc[:, None] - nuts).max()
     of_record, sampling = found["seconds"], found["sampling_seconds"]
     print(
         f"{name}: HMC ÷ NUTS {of_record[0]:.2f} per second, {of_record[1]:.2f} per gradient "
         f"(sampling alone {sampling[0]:.2f}, {sampling[1]:.2f}); log densities differ by "
-        f"{max(gaps):.3f}{'' if max(gaps) <= SAME_DENSITY else ', NOT THE SAME'}",
+        f"at most {gap:.3f}{'' if gap <= SAME_DENSITY else ', NOT THE SAME'}",
         flush=True,
     )
     return float(of_record[0]), float(of_record[1])
@@ -121,7 +129,7 @@ def start_process(
 ) -> dict[str, float]:
     """Result of one run, in a process with a device for each chain if these run in parallel."""
     environment = dict(os.environ)
-    if sampler == "nuts parallel":
+    if sampler.endswith("parallel"):
         count = f"--xla_force_host_platform_device_count={NUM_CHAINS}"
         environment["XLA_FLAGS"] = f"{environment.get('XLA_FLAGS', '')} {count}"
     command = [sys.executable, str(Path(__file__).resolve()), "--one", sampler, "--data", name]
@@ -136,12 +144,9 @@ def run(sampler: str, name: str, options: argparse.Namespace) -> dict[str, float
     x, y, x_test, y_test = load_uci(name)
     net = models.MLP(x.shape[1], (50,), 1, activation="swish")
     model = models.regression(net, priors.fan_in_normal())
-    if sampler == "hmc":
-        kernel, chain_method = ppl_bnn.HMC(model), "vectorized"
-        started = kernel.settings.warm_start
-    else:
-        kernel, chain_method = NUTS(model), sampler.removeprefix("nuts ")
-        started = 0
+    algorithm, chain_method = sampler.split()
+    kernel = ppl_bnn.HMC(model) if algorithm == "hmc" else NUTS(model)
+    started = kernel.settings.warm_start if algorithm == "hmc" else 0
     mcmc = MCMC(
         kernel,
         num_warmup=options.num_warmup,

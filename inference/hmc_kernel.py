@@ -229,7 +229,7 @@ class HMC(MCMCKernel):
             adapt_state=adaptation.start(
                 step_size, metric, chains.first(chain.position), settings.adapt_mass_matrix
             ),
-            data=target.data.fingerprint,
+            data=target.fingerprint,
         )
         return chains.commit(state)
 

@@ -97,17 +97,17 @@ def refresh(
             terms=fresh.terms,
             z_grad=fresh.gradient,
             potential_energy=-jnp.sum(fresh.terms, axis=-1),
-            data=fit(target.data.fingerprint, state.data),
+            data=fit(target.fingerprint, state.data),
         )
 
     needed, got = jax.eval_shape(recompute, state).terms.shape, state.terms.shape
     if needed != got:
         raise ValueError(
-            "the state (`post_warmup_state`?) was made on data of another size: its log density "
-            f"has {got[-1]} terms, on these data it has {needed[-1]}. Start a new `MCMC` for new "
-            "data, with `init_params=last_state.z` to begin where the old one ended."
+            "the state (`post_warmup_state`?) was made on data of another size, or with another "
+            f"`chunk_size`: its log density has {got[-1]} terms, here it has {needed[-1]}. Start a "
+            "new `MCMC`, with `init_params=last_state.z` to begin where the old one ended."
         )
-    stale = jnp.any(state.data != target.data.fingerprint)
+    stale = jnp.any(state.data != target.fingerprint)
     return jax.lax.cond(stale, recompute, lambda state: state, state)
 
 
@@ -125,7 +125,7 @@ def transition(
     was_frozen = chains.first(state.failed_at) >= 0
     new = jax.lax.cond(was_frozen, stay, move, state)
     failed_at, *record = chains.first((new.failed_at, new.step_size, new.mean_accept_prob))
-    has_failed = ~was_frozen & (failed_at >= 0)
+    has_failed = failed_at >= 0  # said again at each later transition, thus also when resumed
     warn = partial(jax.debug.callback, partial(warn_collapse, limit=settings.limit))
     jax.lax.cond(has_failed, warn, lambda *_: None, has_failed, failed_at, *record)
     return new

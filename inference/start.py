@@ -45,7 +45,8 @@ def initial_values(rng_key: jax.Array, target: Target, init_strategy: Any) -> di
     model = handlers.seed(target.model, key_model)
     if isinstance(init_strategy, Mapping):
         target.check_values(init_strategy)
-        model = handlers.substitute(model, data=dict(init_strategy))
+        typed = {n: jnp.asarray(x, target.sites[n]["dtype"]) for n, x in init_strategy.items()}
+        model = handlers.substitute(model, data=typed)
     elif callable(init_strategy):
         model = handlers.substitute(model, substitute_fn=init_strategy)
     elif init_strategy == "network":

@@ -16,7 +16,7 @@ from numpyro.infer import MCMC
 from ppl_bnn._arviz import from_groups
 from ppl_bnn.draws import Draws, as_draws
 from ppl_bnn.function_space import parameter_draws
-from ppl_bnn.pointwise import pointwise_log_likelihood
+from ppl_bnn.pointwise import check_observed, pointwise_log_likelihood
 from ppl_bnn.replay import Replay
 
 # NumPyro's names and ours -> ArviZ's.
@@ -104,6 +104,8 @@ def to_arviz(
         fit = replay(x) if x is not None else None
         name = netcdf_name(fit.site) if fit is not None else site or "y"
         values = np.asarray(y)
+        if fit is not None:
+            check_observed(fit, values)
         data_dims = ["point", *(f"{name}_dim_{i}" for i in range(1, values.ndim))][: values.ndim]
         groups["observed_data"] = xr.Dataset({name: (data_dims, values)})
         if log_likelihood:

@@ -13,18 +13,22 @@ import numpy as np
 from ppl_bnn.rows import is_array
 
 
-def leaf_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
-    """A name for each leaf of (args, kwargs), in the words of the model's signature."""
+def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
+    """Arguments in the order of their leaves, named as in the model's signature."""
     try:
         bound = inspect.signature(model).bind(*args, **kwargs)
         positional = [name for name in bound.arguments if name not in kwargs]
     except (TypeError, ValueError):
         positional = []
     positional += [f"argument {i}" for i in range(len(positional), len(args))]
-    named = [*zip(positional, args, strict=False), *sorted(kwargs.items())]
+    return [*zip(positional, args, strict=False), *sorted(kwargs.items())]
+
+
+def leaf_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
+    """A name for each leaf of (args, kwargs), in the words of the model's signature."""
     return [
         name + jax.tree_util.keystr(path)
-        for name, value in named
+        for name, value in named_arguments(model, args, kwargs)
         for path, _ in jax.tree_util.tree_flatten_with_path(value)[0]
     ]
 
@@ -37,6 +41,10 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
     ValueError
         Names the argument, what is wrong, and where it is first so.
     """
+    for name, value in named_arguments(model, args, kwargs):
+        numbers = jax.tree.leaves(value) if isinstance(value, list) else []
+        if numbers and all(isinstance(number, int | float) for number in numbers):
+            raise ValueError(f"`{name}` is a list; pass an array: `numpy.asarray({name})`.")
     for name, leaf in zip(
         leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True
     ):
@@ -48,19 +56,22 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
             continue
         if leaf.ndim and leaf.shape[0] == 0:
             raise ValueError(f"`{name}` has shape {leaf.shape}: there are no rows to learn from.")
-        if leaf.dtype.kind in "OSU":
+        if leaf.dtype.kind in "OSUc":
             raise ValueError(
                 f"`{name}` has dtype {leaf.dtype}; convert it to numbers: `{name}.astype(float)`, "
                 f"or, for class labels, `numpy.unique({name}, return_inverse=True)[1]`."
             )
-        if jnp.issubdtype(leaf.dtype, jnp.inexact) and not bool(jnp.isfinite(leaf).all()):
-            bad = np.argwhere(~np.isfinite(np.asarray(leaf)))
+        if not jnp.issubdtype(leaf.dtype, jnp.inexact):
+            continue
+        with np.errstate(over="ignore"):
+            finite = jnp.isfinite(leaf)  # as JAX will see it: a float64 of 1e39 is no float32
+        if not bool(finite.all()):
+            bad = np.argwhere(~np.asarray(finite))
             first = tuple(int(i) for i in bad[0])
             raise ValueError(
                 f"`{name}` has {len(bad)} entries that are NaN or infinite, the first at index "
-                f"{first}. "
-                "Remove or impute them; to leave observations out, give them a finite value and "
-                "mask them with `numpyro.handlers.mask`."
+                f"{first}. Remove or impute them; to leave observations out, give them a finite "
+                "value and mask them with `numpyro.handlers.mask`."
             )
 
 
@@ -79,6 +90,16 @@ def explain_failure(error: Exception, model: Callable, args: tuple, kwargs: dict
             "must have one "
             f"row per datum each. ({error})"
         )
+    if isinstance(error, NotImplementedError):
+        return ValueError(
+            "a prior of the model cannot be sampled (ImproperUniform?), so neither a start nor "
+            "a scale follows from it; give a proper prior, however wide"
+        )
+    shapes = {
+        name: f"{leaf.dtype}{leaf.shape}" if is_array(leaf) else repr(leaf)[:40]
+        for name, leaf in zip(names, jax.tree.leaves((args, kwargs)), strict=True)
+    }
+    error.add_note(f"The model was run on {shapes}.")
     return error
 
 

@@ -30,6 +30,9 @@ def pad_rows(leaf: Any, multiple: int) -> Any:
     return numpy.concatenate([leaf, numpy.repeat(leaf[:1], missing, axis=0)])
 
 
+CONSTANTS = bool | int | float | complex | str | bytes
+
+
 class Data:
     """The arguments of a model, placed once and read by any number of compiled programs.
 
@@ -50,7 +53,8 @@ class Data:
         is_row = rows.is_row if rows is not None else (False,) * len(self.source)
         pairs = zip(self.source, is_row, strict=True)
         arrays = [_place(leaf, row, mesh) for leaf, row in pairs if is_array(leaf)]
-        self.fingerprint = _checksum(arrays)
+        constants = [repr(leaf) for leaf in self.source if not is_array(leaf)]
+        self.fingerprint = _checksum(arrays) ^ jnp.uint32(zlib.crc32(repr(constants).encode()))
         self.traced = any(isinstance(array, jax.core.Tracer) for array in arrays)
         # a Ref holds a copy of its own, so the array is not kept beside it
         self.arrays = arrays if self.traced else []
@@ -70,7 +74,7 @@ class Data:
         """Whether these are the very objects that were placed."""
         leaves, treedef = jax.tree.flatten((args, kwargs))
         return self.treedef == treedef and all(
-            a is b or (not is_array(a) and not is_array(b) and a == b)
+            a is b or (isinstance(a, CONSTANTS) and type(a) is type(b) and a == b)
             for a, b in zip(leaves, self.source, strict=True)
         )
 

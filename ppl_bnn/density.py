@@ -34,11 +34,17 @@ def block_sums(values: jax.Array) -> jax.Array:
 
 def site_log_prob(site: dict[str, Any]) -> jax.Array:
     """Log probability of a traced site, scaled, with event dimensions kept apart where possible."""
-    fn = site["fn"]
+    fn, scale = site["fn"], site["scale"]
+    unwrapped = 0
     while isinstance(fn, Independent):
+        unwrapped += fn.reinterpreted_batch_ndims
         fn = fn.base_dist
     log_prob = fn.log_prob(site["value"])
-    return log_prob if site["scale"] is None else site["scale"] * log_prob
+    if scale is None:
+        return log_prob
+    if jnp.ndim(scale):  # it goes along the batch axes, to the left of those unwrapped
+        scale = jnp.reshape(scale, jnp.shape(scale) + (1,) * unwrapped)
+    return scale * log_prob
 
 
 def is_real(support: Any) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -25,14 +26,14 @@ class Draws:
         The NumPyro model that the draws belong to.
     stats
         Sampler statistic -> array of shape (chain, draw, ...); empty where the engine has none.
-    fit_args
-        The positional arguments of the fit; empty where they are not known.
+    fitted
+        Name of an argument of the model -> what the fit called it with; empty where not known.
     """
 
     samples: dict[str, np.ndarray]
     model: Callable | None = None
     stats: dict[str, np.ndarray] = field(default_factory=dict)
-    fit_args: tuple[Any, ...] = ()
+    fitted: dict[str, Any] = field(default_factory=dict)
 
     @property
     def num_chains(self) -> int:
@@ -90,7 +91,7 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
                     if isinstance(value, jax.Array | np.ndarray)
                 }
             ),
-            fit_args=tuple(draws._args),
+            fitted=_by_name(getattr(draws.sampler, "model", None), draws._args, draws._kwargs),
         )
     saved = posterior(draws)
     if saved is not None:
@@ -106,6 +107,15 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
         "`draws` must be an MCMC that has run, what `to_arviz` made, or a dictionary from site "
         f"names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
     )
+
+
+def _by_name(model: Callable | None, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    if model is None:
+        return {}
+    try:
+        return dict(inspect.signature(model).bind(*args, **kwargs).arguments)
+    except (TypeError, ValueError):
+        return {}
 
 
 def _on_host(arrays: Mapping[str, Any]) -> dict[str, np.ndarray]:

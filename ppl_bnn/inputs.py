@@ -15,7 +15,7 @@ def rows(x: Any) -> tuple[tuple, int]:
     """`x` as positional arguments of arrays, and its number of rows."""
     args = jax.tree.map(
         lambda v: v if isinstance(v, jax.Array) else np.asarray(v),
-        x if isinstance(x, tuple) else (x,),
+        x if type(x) is tuple else (x,),  # a NamedTuple is one argument
         is_leaf=lambda v: isinstance(v, list),
     )
     leaves = jax.tree.leaves(args)
@@ -28,18 +28,23 @@ def rows(x: Any) -> tuple[tuple, int]:
     if shapes[0][0] == 0:
         raise ValueError(f"`x` has no rows: its shape is {shapes[0]}")
     for leaf in leaves:
-        isfinite = jnp.isfinite if isinstance(leaf, jax.Array) else np.isfinite
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and not bool(isfinite(leaf).all()):
+        if leaf.dtype.kind in "OSUc":
+            raise ValueError(f"`x` has dtype {leaf.dtype}; convert it to numbers")
+        # as JAX will see it: a float64 of 1e39 is no float32
+        with np.errstate(over="ignore"):
+            finite = not jnp.issubdtype(leaf.dtype, jnp.floating) or bool(jnp.isfinite(leaf).all())
+        if not finite:
             raise ValueError("`x` holds NaN or infinite values; impute or drop those rows")
     return args, shapes[0][0]
 
 
-def check_like_fit(args: tuple, fit_args: tuple) -> None:
+def check_like_fit(model: Callable, args: tuple, fitted: dict[str, Any]) -> None:
     """Refuse inputs whose rows have another shape than those of the fit."""
-    for arg, fitted in zip(args, fit_args, strict=False):
-        if not (hasattr(arg, "shape") and hasattr(fitted, "shape")):
+    for name, arg in zip(inspect.signature(model).parameters, args, strict=False):
+        value: Any = fitted.get(name)
+        if not (hasattr(arg, "shape") and hasattr(value, "shape")):
             continue
-        got, expected = tuple(arg.shape), tuple(fitted.shape)
+        got, expected = tuple(arg.shape), tuple(value.shape)
         if got[1:] == expected[1:]:
             continue
         if len(got) == len(expected) == 2:
@@ -47,6 +52,41 @@ def check_like_fit(args: tuple, fit_args: tuple) -> None:
         else:
             words = f"the rows of `x` have shape {got[1:]}, the model was fitted on {expected[1:]}"
         raise ValueError(f"{words} (shapes {got} and {expected}); give the columns of the fit")
+
+
+def fill_from_fit(
+    model: Callable, args: tuple, kwargs: dict[str, Any], fitted: dict[str, Any]
+) -> dict[str, Any]:
+    """Keyword arguments, with the numbers, strings and flags that the fit was called with.
+
+    Raises
+    ------
+    ValueError
+        If the fit was given an array in the place of a default other than None, for the default
+        would be another model.
+    """
+    parameters = inspect.signature(model).parameters
+    filled = dict(kwargs)
+    for name, parameter in list(parameters.items())[len(args) :]:
+        if (
+            name in kwargs
+            or name not in fitted
+            or parameter.kind
+            in (
+                parameter.VAR_POSITIONAL,
+                parameter.VAR_KEYWORD,
+            )
+        ):
+            continue
+        holds_arrays = any(hasattr(leaf, "shape") for leaf in jax.tree.leaves(fitted[name]))
+        if not holds_arrays:
+            filled[name] = fitted[name]
+        elif parameter.default is not None and parameter.default is not parameter.empty:
+            raise ValueError(
+                f"the model was fitted with an array as `{name}`, which is not given here; give it "
+                f"by `model_kwargs={{{name!r}: ...}}`"
+            )
+    return filled
 
 
 def check_signature(model: Callable, args: tuple, kwargs: dict[str, Any]) -> None:

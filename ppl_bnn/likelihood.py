@@ -21,7 +21,7 @@ from numpyro.primitives import Messenger
 from ppl_bnn.mesh import check_mesh
 from ppl_bnn.row_checks import check_rows
 from ppl_bnn.row_likelihood import check_chunk_size, check_mesh_fits, row_log_likelihood
-from ppl_bnn.rows import Rows, concretely, find_rows, is_array
+from ppl_bnn.rows import Rows, find_rows, is_array
 
 
 def full_batch(
@@ -82,7 +82,8 @@ def full_batch(
         values = {
             name: site["value"]
             for name, site in trace.items()
-            if site["type"] in ("sample", "param", "mutable") and not site.get("is_observed")
+            # sites that a handler outside has fixed are latent to the model inside
+            if site["type"] in ("sample", "param", "mutable") and name not in rows.sites
         }
         log_likelihood = row_log_likelihood(model, rows, mesh=mesh, chunk_size=chunk_size)
         total, _ = log_likelihood(values, leaves)
@@ -179,9 +180,7 @@ def _remembered(
             rows = find_rows(model, args, kwargs, data_argnames)
             if rows is not None:
                 check(rows.num_rows)
-                if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                    with concretely():
-                        check_rows(model, leaves, rows)
+                check_rows(model, leaves, rows)
             known[key] = rows
         return known[key]
 

@@ -30,7 +30,7 @@ def pointwise_log_likelihood(replay: Replay, y: Any) -> np.ndarray:
     """
     y = np.asarray(y)
     axis = replay.point_axis
-    _check(replay, y)
+    check_observed(replay, y)
     result = np.empty((replay.num_samples, replay.num_points), np.float32)
 
     def log_likelihood(distribution: Any, rows: Any) -> Any:
@@ -58,7 +58,8 @@ def rows_in_batch(distribution: Any, axis: int) -> Any:
     return distribution
 
 
-def _check(replay: Replay, y: np.ndarray) -> None:
+def check_observed(replay: Replay, y: np.ndarray) -> None:
+    """Refuse observed values that do not fit the model's site at the inputs of `replay`."""
     expected = replay.value_shape()
     if y.shape != expected:
         raise ValueError(

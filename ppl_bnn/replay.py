@@ -36,7 +36,8 @@ class Replay:
     points_batch_size
         Number of rows of `x` evaluated at once; None for all of them.
     model_kwargs
-        Further keyword arguments of the model, handed over whole.
+        Further keyword arguments of the model, handed over whole. Numbers, strings and flags are
+        those of the fit where they are not given.
 
     Attributes
     ----------
@@ -67,9 +68,9 @@ class Replay:
             raise ValueError("the draws come without their model: give it as `model=`")
         self.draws = draws
         self.model = draws.model
-        self.kwargs = model_kwargs or {}
         self.args, self.num_points = inputs.rows(x)
-        inputs.check_like_fit(self.args, draws.fit_args)
+        inputs.check_like_fit(self.model, self.args, draws.fitted)
+        self.kwargs = inputs.fill_from_fit(self.model, self.args, model_kwargs or {}, draws.fitted)
         inputs.check_signature(self.model, self.args, self.kwargs)
 
         sites = self._sites()

@@ -115,7 +115,14 @@ def rhat(draws: Any, method: str = "rank") -> RHat:
         raise ValueError(f"`method` must be one of {sorted(METHODS)}, got {method!r}")
     variables = {}
     num_constant = num_nonfinite = 0
-    for name, value in named_arrays(draws).items():
+    arrays = named_arrays(draws)
+    counts = {name: value.shape[:2] for name, value in arrays.items()}
+    if len(set(counts.values())) > 1:
+        raise ValueError(
+            "all arrays of `draws` must start with the same (chain, draw), as those of "
+            f"`mcmc.get_samples(group_by_chain=True)` do; got {counts}"
+        )
+    for name, value in arrays.items():
         flat = value.reshape(*value.shape[:2], -1)
         _check_size(name, flat, method)
         finite = np.isfinite(flat).all(axis=(0, 1))

@@ -12,7 +12,7 @@ from numpyro import handlers
 from numpyro.infer import init_to_median
 
 from ppl_bnn.density import site_log_prob
-from ppl_bnn.rows import Rows
+from ppl_bnn.rows import Rows, concretely
 
 
 def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
@@ -29,7 +29,8 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
         return
     picked = np.linspace(0, rows.num_rows - 1, min(4, rows.num_rows)).astype(int)
     half = len(picked) // 2
-    seeded = handlers.seed(model, jax.random.key(0))
+    with concretely():
+        seeded = handlers.seed(model, jax.random.key(0))
     tame = handlers.substitute(seeded, substitute_fn=init_to_median(num_samples=15))
 
     def log_probs(args, kwargs, values):
@@ -44,6 +45,8 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
 
     # compiled, for op by op it would take seconds
     row_leaves, other_leaves = rows.split(leaves)
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in other_leaves):
+        return  # nothing is known of them, nor can it be made up
 
     @jax.jit
     def compare(picked_leaves):
@@ -54,8 +57,9 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
             parts.append(log_probs(*rows.join(some, other_leaves), values)[0])
         return together, *parts
 
-    compared = compare([leaf[picked] for leaf in row_leaves])
-    together, first, second = jax.tree.map(lambda x: np.asarray(x, float), compared)
+    with concretely():
+        compared = compare([_rows_of(leaf, picked) for leaf in row_leaves])
+        together, first, second = jax.tree.map(lambda x: np.asarray(x, float), compared)
     for name, (total, size) in together.items():
         if rows.sites.get(name) is None:
             if name in rows.sites and not _close(first[name][0], total, size):
@@ -82,6 +86,18 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
                 "outside the "
                 "model, or run without `mesh` and `chunk_size`."
             )
+
+
+def _rows_of(leaf: Any, picked: np.ndarray) -> Any:
+    """A few rows; made-up ones where the data are not known yet, under a caller's `jit`."""
+    if not isinstance(leaf, jax.core.Tracer):
+        return leaf[picked]
+    made_up = np.random.default_rng(0).normal(size=(len(picked), *leaf.shape[1:]))
+    return (
+        made_up.astype(leaf.dtype)
+        if jnp.issubdtype(leaf.dtype, jnp.inexact)
+        else np.zeros(made_up.shape, leaf.dtype)
+    )
 
 
 def _close(a: float, b: float, size: float) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -24,7 +25,7 @@ from ppl_bnn.data import Data
 from ppl_bnn.density import RefuseRandomness, density_terms, run_at
 from ppl_bnn.row_checks import check_rows
 from ppl_bnn.row_likelihood import check_mesh_fits, row_log_likelihood
-from ppl_bnn.rows import abstract_trace, find_rows, refuse_subsampling
+from ppl_bnn.rows import abstract_trace, concretely, find_rows, refuse_subsampling
 
 Position = dict[str, jax.Array]
 
@@ -55,6 +56,8 @@ class Target:
         What `abstract_trace` tells of the model's sites.
     data : Data
         The placed arguments.
+    fingerprint : jax.Array
+        Shape (); by which a state that belongs to another posterior is known.
     constrain : callable
         From an unconstrained position and `data.read()` to the values of the latent sites, and of
         the deterministic ones where there are any.
@@ -90,8 +93,7 @@ class Target:
         if self.rows is not None:
             check_mesh_fits(mesh, self.rows.num_rows)
             leaves = jax.tree.leaves((args, kwargs))
-            if not any(isinstance(leaf, jax.core.Tracer) for leaf in leaves):
-                check_rows(model, leaves, self.rows)
+            check_rows(model, leaves, self.rows)
             self.probe = self.rows.take(leaves, slice(0, 2))
         self.sites = abstract_trace(model, *self.probe)
         self.names = [
@@ -106,6 +108,10 @@ class Target:
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
         self.data = Data(args, kwargs, self.rows, mesh)
+        # the same for the same model and data in every process, and else most likely not
+        code = getattr(model, "__code__", None)
+        identity = (getattr(model, "__qualname__", repr(model)), temperature, code and code.co_code)
+        self.fingerprint = self.data.fingerprint ^ jnp.uint32(zlib.crc32(repr(identity).encode()))
         self.constrain = jax.jit(self._constrain)
         self.starts: dict[Any, Any] = {}
         self._row_log_likelihood = None
@@ -182,6 +188,13 @@ class Target:
                 raise ValueError(
                     f"the initial value of {name!r} has shape {got}, but the site has {expected}."
                 )
+            support = self.sites[name]["fn"].support
+            if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves((support, value))):
+                continue
+            with concretely():
+                inside = bool(np.all(support(np.asarray(value))))
+            if not inside:
+                raise ValueError(f"the initial value of {name!r}, {value}, is outside {support}.")
 
     def unconstrain(self, values: dict[str, Any]) -> Position:
         """Unconstrained position at which the latent sites have the given values."""

@@ -65,6 +65,8 @@ def plain(x, y=None):
         (plain, (X.astype(object), Y), "`x` has dtype object"),
         (CLASSES, (X, np.array(["a", "b"] * 10)), r"`y` has dtype <U1.*return_inverse=True"),
         (plain, (X,), r"was given \['x'\] but observes nothing: were the targets forgotten"),
+        (plain, (X.tolist(), Y), r"`x` is a list; pass an array: `numpy\.asarray\(x\)`"),
+        (plain, (with_entry(X.astype(float), 1e39), Y), r"`x` has 1 entries that are NaN or inf"),
         (plain, (Frame(), Y), r"`x` is a Frame; pass an array: `x\.to_numpy\(\)`"),
     ],
 )
@@ -194,6 +196,7 @@ def test_nothing_to_infer():
     ("strategy", "message"),
     [
         ({"v": jnp.ones(3)}, r"given for \['v'\], but the latent sites are \['w'\]"),
+        ({"w": np.full(3, np.nan)}, "initial value of 'w'.*is outside"),
         ({"w": jnp.ones(2)}, r"initial value of 'w' has shape \(2,\), but the site has \(3,\)"),
     ],
 )
@@ -211,6 +214,27 @@ def test_a_prior_without_variance_needs_a_trajectory_length():
     with pytest.raises(ValueError, match=r"\['w'\] has no finite variance.*`trajectory_length`"):
         start(model, X, Y)
     start(model, X, Y, trajectory_length=1.5)
+
+
+def test_initial_values_of_other_types_are_cast():
+    start(plain, X, Y, init_strategy={"w": np.zeros(3, int)})
+
+
+def test_a_prior_that_cannot_be_sampled():
+    def model(x, y=None):
+        w = numpyro.sample("w", dist.ImproperUniform(dist.constraints.real, (), (3,)))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    with pytest.raises(ValueError, match="a prior of the model cannot be sampled"):
+        start(model, X, Y)
+
+
+def test_failures_of_the_model_itself_tell_what_it_was_run_on():
+    with pytest.raises(Exception) as caught:
+        start(plain, Y, X)
+    notes = "".join(caught.value.__notes__)
+    assert "The model was run on {'x': 'float32(20,)'" in notes
 
 
 def test_one_row_is_enough():

@@ -37,7 +37,7 @@ def test_mcmc(mcmc):
     np.testing.assert_array_equal(draws.flat()["w"], mcmc.get_samples()["w"])
     assert {"diverging", "energy", "adapt_state.step_size"} <= set(draws.stats)
     assert draws.stats["energy"].shape == (2, 10)
-    assert draws.fit_args[0].shape == (5,)
+    assert draws.fitted["x"].shape == (5,)
 
 
 def test_another_model_takes_precedence(mcmc):

@@ -124,6 +124,35 @@ def test_scale_and_mask_are_honoured_inside_and_outside():
         np.testing.assert_allclose(log_density(model, (x, keep, y), {}, at)[0], expected, rtol=1e-5)
 
 
+def test_scales_of_rows_go_along_the_rows_of_several_outputs():
+    x, _ = data(4)
+    y = np.stack([x[:, 0], x[:, 1], x[:, 2], x[:, 0]], axis=1)  # as many outputs as rows
+
+    def model(x, weight, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3, 4]).to_event(2))
+        with numpyro.plate("data", x.shape[0]), handlers.scale(scale=weight):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0).to_event(1), obs=y)
+
+    weight = np.array([0.1, 3.0, 1.0, 0.5], np.float32)
+    at = {"w": jnp.asarray(np.random.default_rng(0).normal(size=(3, 4)), jnp.float32)}
+    expected = log_density(model, (x, weight, y), {}, at)[0]
+    chunked = log_density(full_batch(model, chunk_size=3), (x, weight, y), {}, at)[0]
+    np.testing.assert_allclose(chunked, expected, rtol=1e-5)
+    for chunk_size in (None, 3):
+        kernel = ppl_bnn.HMC(model, chunk_size=chunk_size, init_strategy=at, warm_start=0)
+        state = kernel.init(jax.random.key(0), 1, None, (x, weight, y), {})
+        np.testing.assert_allclose(state.potential_energy, -expected, rtol=1e-5)
+
+
+def test_sites_fixed_outside_the_transform_reach_the_model():
+    x, y = data(30)
+    at = values()
+    noise = {"noise": at.pop("noise")}
+    fixed = handlers.condition(full_batch(bnn, chunk_size=7), noise)
+    expected = log_density(handlers.condition(bnn, noise), (x, y), {}, at)[0]
+    np.testing.assert_allclose(log_density(fixed, (x, y), {}, at)[0], expected, rtol=1e-5)
+
+
 def test_padding_rows_that_would_be_infinite_count_for_nothing():
     x, y = data(5)
     x[0] = 0  # the row that padding repeats: its likelihood has no gradient at the origin
@@ -320,6 +349,14 @@ def test_refuses_models_that_are_no_sum_over_rows(model, message):
     mcmc = MCMC(ppl_bnn.HMC(model, chunk_size=5), num_warmup=1, num_samples=1, progress_bar=False)
     with pytest.raises(ValueError, match=message):
         mcmc.run(jax.random.key(0), *data(20))
+
+
+def test_row_coupling_is_noticed_under_a_callers_jit():
+    x, y = data(20)
+    model = full_batch(standardises, chunk_size=7)
+    at = {"w": jnp.ones(3)}
+    with pytest.raises(ValueError, match="not a sum over rows"):
+        jax.jit(lambda x, y: log_density(model, (x, y), {}, at)[0])(x, y)
 
 
 def test_refuses_two_plates_of_different_size():

@@ -173,6 +173,38 @@ def test_float64_data_and_one_program_for_all_transitions(kernel):
         assert before.committed == after.committed
 
 
+def test_other_numbers_after_a_state_was_set_are_used():
+    def scaled(x, y=None, noise=1.0):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, noise), obs=y)
+
+    mcmc = make(ppl_bnn.HMC(scaled, warm_start=20), num_warmup=30)
+    mcmc.run(jax.random.key(0), X, Y, noise=0.3)
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(jax.random.key(1), X, Y, noise=3.0)
+    fields = mcmc.get_extra_fields()
+    assert fields["is_accepted"].mean() > 0.5
+    w = mcmc.get_samples()["w"][-1]
+    log_prob = dist.Normal(0, 1).log_prob(w).sum() + dist.Normal(X @ w, 3.0).log_prob(Y).sum()
+    np.testing.assert_allclose(fields["potential_energy"][-1], -log_prob, rtol=1e-4)
+
+
+def test_numbers_of_the_fit_are_those_of_the_prediction():
+    def scaled(x, y=None, noise=1.0):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, noise), obs=y)
+
+    mcmc = make(ppl_bnn.HMC(scaled, warm_start=20))
+    mcmc.run(jax.random.key(0), x=X, y=Y, noise=0.25)
+    np.testing.assert_allclose(ppl_bnn.predict(mcmc, X[:2]).aleatoric_variance, 0.25**2)
+    doubled = ppl_bnn.predict(mcmc, X[:2], model_kwargs={"noise": 0.5})
+    np.testing.assert_allclose(doubled.aleatoric_variance, 0.5**2)
+    with pytest.raises(ValueError, match="`x` has 1 features, the model was fitted on 3"):
+        ppl_bnn.predict(mcmc, X[:2, :1])
+
+
 def test_data_changed_in_place_are_noticed(kernel):
     x = X.copy()
     mcmc = make(kernel(model), 2, 2)
