@@ -72,8 +72,12 @@ def leapfrog(
 ) -> tuple[State, Tree]:
     """Velocity Verlet for `num_steps` steps, one gradient a step.
 
-    Reversible (negate the momentum and it runs back) and volume preserving.
+    Reversible (negate the momentum and it runs back) and volume preserving. The terms of the log
+    density are evaluated once, at the end: at every step they would cost a tenth of the time.
     """
+
+    def total(position):
+        return jnp.sum(log_density(position))
 
     def kick(momentum, gradient):
         return jax.tree.map(
@@ -81,17 +85,18 @@ def leapfrog(
         )
 
     def body(_, carry):
-        state, momentum = carry
-        momentum = kick(momentum, state.gradient)
+        position, momentum, gradient = carry
+        momentum = kick(momentum, gradient)
         position = jax.tree.map(
-            lambda q, v: q + (step_size * v).astype(q.dtype),
-            state.position,
-            velocity(metric, momentum),
+            lambda q, v: q + (step_size * v).astype(q.dtype), position, velocity(metric, momentum)
         )
-        terms, gradient = evaluate(log_density, position)
-        return State(position, terms, gradient), kick(momentum, gradient)
+        gradient = jax.grad(total)(position)
+        return position, kick(momentum, gradient), gradient
 
-    return jax.lax.fori_loop(0, num_steps, body, (state, momentum))
+    carry = (state.position, momentum, state.gradient)
+    position, momentum, gradient = jax.lax.fori_loop(0, num_steps, body, carry)
+    terms = jnp.atleast_1d(log_density(position))
+    return State(position, terms, gradient), momentum
 
 
 def step(

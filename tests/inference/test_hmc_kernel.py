@@ -282,8 +282,9 @@ def test_data_stay_sharded_under_default_arguments(kernel, programs, how, chains
     local = (N - (how == "sharded") + 3) // 4
     assert f"f32[{local},{D}]" in text
     assert not re.search(rf"f32\[400[0-9],{D}\]", text)  # the whole of it, constant or not
-    # one all-reduce for the gradient of a leapfrog step, one to refresh a stale state
-    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 2
+    # one all-reduce for the gradient of a leapfrog step, one for the density at the trajectory's
+    # end, one to refresh a stale state
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 3
 
 
 @pytest.mark.parametrize("method", METHODS)
