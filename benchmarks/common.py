@@ -10,27 +10,23 @@ from pathlib import Path
 import jax
 import numpy as np
 
+from ppl_bnn import datasets
+
 BESIDE_THE_REPO = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO))
 
 
 def load_uci(name: str, split: int = 0) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
     """x_train, y_train, x_test, y_test in float32, standardised by the training rows."""
-    path = DATA / "uci" / f"{name}.npz"
-    if not path.exists():
-        raise SystemExit(f"no {path}: set PPL_BNN_DATA to the folder that holds uci/{name}.npz")
-    with np.load(path) as arrays, np.load(path.with_name("splits.npz")) as splits:
-        x, y = arrays["x"], arrays["y"]
-        is_test = np.zeros(len(y), bool)
-        is_test[splits[name][split].astype(int)] = True
-
-    def standardize(values):
-        train = values[~is_test]
-        scaled = ((values - train.mean(0)) / train.std(0)).astype(np.float32)
-        return scaled[~is_test], scaled[is_test]
-
-    x_train, x_test = standardize(x)
-    y_train, y_test = standardize(y)
+    try:
+        original = datasets.uci(name, split, DATA)
+    except FileNotFoundError as error:
+        raise SystemExit(str(error)) from error
+    data, _ = datasets.standardize(original.in_source_order())
+    x_train, y_train, x_test, y_test = (
+        np.asarray(values, np.float32)
+        for values in (data.x_train, data.y_train, data.x_test, data.y_test)
+    )
     return x_train, y_train, x_test, y_test
 
 

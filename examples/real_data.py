@@ -1,13 +1,13 @@
 """Real tables for the examples: split into train and test, and standardised."""
 
 import os
+import warnings
 from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from sklearn.datasets import load_diabetes
-from sklearn.model_selection import train_test_split
-from sklearn.preprocessing import StandardScaler
+
+from ppl_bnn import datasets
 
 BESIDE_THE_REPO = Path(__file__).resolve().parents[2] / "shared" / "data"
 
@@ -34,35 +34,24 @@ class Table(NamedTuple):
 def load(name="diabetes"):
     """scikit-learn's diabetes, or split 0 of a UCI set from the folder PPL_BNN_DATA."""
     if name == "diabetes":
-        x, y = load_diabetes(return_X_y=True)
-        return standardize(*train_test_split(x, y, test_size=0.2, random_state=0))
-    folder = Path(os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO)) / "uci"
-    path = folder / f"{name}.npz"
-    if not path.exists():
-        found = sorted(p.stem for p in folder.glob("*.npz") if p.stem != "splits")
+        return _table(datasets.scikit_learn("diabetes"))
+    folder = os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO)
+    try:
+        return _table(datasets.uci(name, folder=folder).in_source_order())
+    except (FileNotFoundError, ValueError) as error:
         raise SystemExit(
-            f"There is no file {path}. Set the environment variable PPL_BNN_DATA to the folder "
-            f"that holds uci/{name}.npz and uci/splits.npz, or take --data diabetes, which needs "
-            f"no file. Sets found: {', '.join(found) or 'none'}."
-        )
-    with np.load(path) as arrays, np.load(path.with_name("splits.npz")) as splits:
-        x, y = arrays["x"], arrays["y"]
-        if name not in splits:
-            raise SystemExit(f"{path.with_name('splits.npz')} has no split of {name!r}.")
-        is_test = np.zeros(len(y), bool)
-        is_test[splits[name][0].astype(int)] = True
-    return standardize(x[~is_test], x[is_test], y[~is_test], y[is_test])
+            f"Set the environment variable PPL_BNN_DATA to the folder that holds uci/{name}.npz, "
+            f"or take --data diabetes, which needs no file: {error}"
+        ) from error
 
 
 def standardize(x_train, x_test, y_train, y_test):
     """Scale by the training rows alone; a constant column becomes zero."""
-    scaler = StandardScaler().fit(x_train)
-    mean, std = float(y_train.mean()), float(y_train.std())
-    return Table(
-        scaler.transform(x_train),
-        (y_train - mean) / std,
-        scaler.transform(x_test),
-        (y_test - mean) / std,
-        mean,
-        std,
-    )
+    return _table(datasets.Dataset(x_train, y_train, x_test, y_test))
+
+
+def _table(data):
+    with warnings.catch_warnings(action="ignore"):  # of constant columns, which naval has
+        data, units = datasets.standardize(data)
+    arrays = data.x_train, data.y_train, data.x_test, data.y_test
+    return Table(*arrays, float(units.y_mean), float(units.y_std))

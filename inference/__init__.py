@@ -7,5 +7,6 @@ if __name__ != "ppl_bnn.inference":
     )
 
 from ppl_bnn.inference.hmc_kernel import HMC
+from ppl_bnn.inference.sgmcmc_kernels import SGHMC, SGLD, SGNHT
 
-__all__ = ["HMC"]
+__all__ = ["HMC", "SGHMC", "SGLD", "SGNHT"]

@@ -3,26 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import Mesh
-from numpyro.infer.mcmc import MCMCKernel
 from numpyro.util import is_prng_key
 
 from ppl_bnn.inference import adaptation, start
 from ppl_bnn.inference.chains import Chains
 from ppl_bnn.inference.hmc_settings import Settings, check_init_params
 from ppl_bnn.inference.hmc_transition import HMCState, first_state, refresh, transition
+from ppl_bnn.inference.kernel import ModelKernel
 from ppl_bnn.inference.mass_matrix import Metric
+from ppl_bnn.kinks import warn_kinks
 from ppl_bnn.mesh import CHAINS, size
 from ppl_bnn.rows import concretely
 from ppl_bnn.target import Target
 
 
-class HMC(MCMCKernel):
+class HMC(ModelKernel):
     """Hamiltonian Monte Carlo for Bayesian neural networks, on all the data.
 
     A kernel for `numpyro.infer.MCMC`, for any NumPyro model with continuous latent sites.
@@ -107,7 +107,6 @@ class HMC(MCMCKernel):
     >>> mcmc.run(jax.random.key(0), x, y)  # doctest: +SKIP
     """
 
-    sample_field = "z"
     default_fields = (
         "z",
         "diverging",
@@ -121,8 +120,6 @@ class HMC(MCMCKernel):
         "failed_at",
         "metropolis",
     )
-    # MCMC calls `init` again on a resumed run unless this is set; `sample` finds its data itself
-    _sample_fn = True
 
     def __init__(
         self,
@@ -146,46 +143,22 @@ class HMC(MCMCKernel):
         warm_start: int = 1000,
     ):
         options = {k: v for k, v in locals().items() if k not in ("self", "model", "__class__")}
-        if not callable(model):
-            raise ValueError(f"`model` must be a NumPyro model, a function, got {model!r}.")
-        self._model = model
+        super().__init__(model)
         self.settings = Settings(**options)
-        self._target: Target | None = None
 
-    @property
-    def model(self) -> Callable:
-        """The user's model."""
-        return self._model
-
-    def __getstate__(self) -> dict[str, Any]:
-        return self.__dict__ | {"_target": None}  # placed data stay behind
-
-    def _target_for(self, args: tuple, kwargs: dict | None) -> Target:
-        """The posterior on these data, made once for the same arrays."""
-        kwargs = kwargs or {}
-        if self._target is not None and self._target.data.is_from(args, kwargs):
-            self._target.data.check_unchanged()
-            return self._target
-        if self.settings.mesh is not None and jax.sharding.get_abstract_mesh().manual_axes:
-            raise ValueError(
-                "`mesh` does not go with chain_method='parallel', which gives each chain one "
-                "device. Use chain_method='vectorized', with `ppl_bnn.mesh(chains=...)` to spread "
-                "chains over devices."
-            )
-        make = partial(
-            Target,
+    def _make_target(self, args: tuple, kwargs: dict) -> Target:
+        settings = self.settings
+        return Target(
             self._model,
             args,
             kwargs,
-            mesh=self.settings.mesh,
-            chunk_size=self.settings.chunk_size,
-            temperature=self.settings.temperature,
+            mesh=settings.mesh,
+            chunk_size=settings.chunk_size,
+            temperature=settings.temperature,
         )
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((args, kwargs))):
-            return make()
-        with concretely():
-            self._target = make()
-        return self._target
+
+    def _look_at(self, target: Target) -> None:
+        warn_kinks(target.probe_terms, target.shapes())
 
     def init(
         self,
@@ -265,11 +238,6 @@ class HMC(MCMCKernel):
         target = self._target_for(model_args, model_kwargs)
         chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
         return refresh(state, target, target.data.read(), chains)
-
-    def postprocess_fn(self, model_args: tuple, model_kwargs: dict | None) -> Callable:
-        """Function from an unconstrained position to the sites' values, deterministic ones too."""
-        target = self._target_for(model_args, model_kwargs)
-        return lambda z: target.constrain(z, target.data.read())
 
     def get_diagnostics_str(self, state: HMCState) -> str:
         """Text for the progress bar."""

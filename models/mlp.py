@@ -1,22 +1,14 @@
 """Multi-layer perceptron."""
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
-_ACTIVATIONS = {
-    "swish": jax.nn.swish,
-    "tanh": jax.nn.tanh,
-    "gelu": jax.nn.gelu,
-    "softplus": jax.nn.softplus,
-    "sigmoid": jax.nn.sigmoid,
-    "relu": jax.nn.relu,
-}
+from ppl_bnn.models.activations import Activation, activate, check_activation
 
 
 class MLP(nnx.Module):
@@ -33,8 +25,9 @@ class MLP(nnx.Module):
     out_features : int
         Number of outputs: targets, classes, or twice the targets where the network also gives the
         noise.
-    activation : {"swish", "tanh", "gelu", "softplus", "sigmoid", "relu"} or callable
-        Smooth by default: HMC loses accuracy at every kink of a ReLU that a trajectory crosses.
+    activation : str or callable
+        A name that `ppl_bnn.models.activations.activate` lists, or a function. Smooth by default:
+        HMC loses accuracy at every kink of a ReLU that a trajectory crosses.
     rngs : flax.nnx.Rngs, optional
         Keys for the initial weights, ``nnx.Rngs(0)`` by default. The initial weights only matter
         to a sampler that starts from them.
@@ -54,7 +47,7 @@ class MLP(nnx.Module):
         hidden_sizes: Sequence[int],
         out_features: int,
         *,
-        activation: str | Callable[[jax.Array], jax.Array] = "swish",
+        activation: Activation = "swish",
         rngs: nnx.Rngs | None = None,
     ):
         if not isinstance(hidden_sizes, Sequence) or isinstance(hidden_sizes, str):
@@ -68,13 +61,9 @@ class MLP(nnx.Module):
                 f"in_features, hidden_sizes and out_features must be at least 1, got "
                 f"{in_features}, {tuple(hidden_sizes)} and {out_features}"
             )
-        if not callable(activation) and activation not in _ACTIVATIONS:
-            raise ValueError(
-                f"activation must be one of {list(_ACTIVATIONS)} or a callable, got {activation!r}"
-            )
+        check_activation(activation)
         rngs = nnx.Rngs(0) if rngs is None else rngs
         self.sizes = sizes
-        # Kept by name, because JAX's activation functions cannot be pickled.
         self.activation = activation
         self.layers = nnx.List(
             [nnx.Linear(fan_in, fan_out, rngs=rngs) for fan_in, fan_out in pairwise(sizes)]
@@ -87,11 +76,10 @@ class MLP(nnx.Module):
                 f"x has shape {x.shape}, but this MLP takes {self.sizes[0]} features on the last "
                 "axis (in_features)"
             )
-        act = self.activation if callable(self.activation) else _ACTIVATIONS[self.activation]
         *hidden, last = self.layers
         units = jnp.asarray(x)
         for layer in hidden:
-            units = act(layer(units))
+            units = activate(self.activation, layer(units))
         return last(units)
 
     def __repr__(self) -> str:

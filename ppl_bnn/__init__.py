@@ -1,11 +1,12 @@
 """Bayesian neural networks on NumPyro: full-batch HMC, and convergence in function space."""
 
-from ppl_bnn import inference, metrics, models, priors
+from ppl_bnn import datasets, inference, metrics, models, priors, schedules
 from ppl_bnn.arviz_export import to_arviz
 from ppl_bnn.diagnose import diagnose
 from ppl_bnn.draws import as_draws
 from ppl_bnn.function_space import function_space
 from ppl_bnn.inference.hmc_kernel import HMC
+from ppl_bnn.inference.sgmcmc_kernels import SGHMC, SGLD, SGNHT
 from ppl_bnn.likelihood import full_batch, mini_batch
 from ppl_bnn.mesh import mesh
 from ppl_bnn.predict import predict
@@ -17,7 +18,11 @@ __version__ = "0.1.0.dev0"
 
 __all__ = [
     "HMC",
+    "SGHMC",
+    "SGLD",
+    "SGNHT",
     "as_draws",
+    "datasets",
     "diagnose",
     "full_batch",
     "function_space",
@@ -32,6 +37,7 @@ __all__ = [
     "priors",
     "random_module",
     "rhat",
+    "schedules",
     "to_arviz",
     "trajectory_length",
 ]

@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bnn.rows import is_array
+from ppl_bnn.rows import concretely, is_array
 
 
 def named_arguments(model: Callable, args: tuple, kwargs: dict) -> list[tuple[str, Any]]:
@@ -63,10 +63,11 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
             )
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
-        with np.errstate(over="ignore"):
-            finite = jnp.isfinite(leaf)  # as JAX will see it: a float64 of 1e39 is no float32
-        if not bool(finite.all()):
-            bad = np.argwhere(~np.asarray(finite))
+        with np.errstate(over="ignore"), concretely():
+            # as JAX will see it: a float64 of 1e39 is no float32
+            finite = np.asarray(jnp.isfinite(leaf))
+        if not finite.all():
+            bad = np.argwhere(~finite)
             first = tuple(int(i) for i in bad[0])
             raise ValueError(
                 f"`{name}` has {len(bad)} entries that are NaN or infinite, the first at index "
@@ -93,7 +94,7 @@ def explain_failure(error: Exception, model: Callable, args: tuple, kwargs: dict
     if isinstance(error, NotImplementedError):
         return ValueError(
             "a prior of the model cannot be sampled (ImproperUniform?), so neither a start nor "
-            "a scale follows from it; give a proper prior, however wide"
+            f"a scale follows from it; give a proper prior, however wide ({error!r})"
         )
     shapes = {
         name: f"{leaf.dtype}{leaf.shape}" if is_array(leaf) else repr(leaf)[:40]

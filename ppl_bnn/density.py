@@ -108,7 +108,7 @@ def run_at(
 def density_terms(
     trace: dict[str, dict],
     log_det: dict[str, jax.Array],
-    temperature: float = 1.0,
+    temperature: jax.Array | float = 1.0,
     skip: frozenset[str] = frozenset(),
 ) -> jax.Array:
     """Partial sums of log prior + log likelihood + `temperature` * log Jacobian.

@@ -67,12 +67,14 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     Returns
     -------
     Draws
-        Repeated draws stay repeated: a rejected proposal counts its chain's position again.
+        Repeated draws stay repeated: a rejected proposal counts its chain's position again. Draws
+        from the exploration stage of a cyclical step size are left out.
 
     Raises
     ------
     ValueError
-        If the MCMC has not run, or if the arrays disagree in their numbers of chains and draws.
+        If the MCMC has not run or its schedule kept no draw, or if the arrays disagree in their
+        numbers of chains and draws.
     TypeError
         If `draws` is none of the above.
     """
@@ -81,16 +83,16 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     if isinstance(draws, MCMC):
         if draws.last_state is None:
             raise ValueError("the MCMC given as `draws` holds no draws: call its `run` first")
+        stats = {
+            name: value
+            for name, value in draws.get_extra_fields(group_by_chain=True).items()
+            if isinstance(value, jax.Array | np.ndarray)
+        }
+        samples, stats = _kept(_on_host(draws.get_samples(group_by_chain=True)), _on_host(stats))
         return Draws(
-            samples=_on_host(draws.get_samples(group_by_chain=True)),
+            samples=samples,
             model=getattr(draws.sampler, "model", None) if model is None else model,
-            stats=_on_host(
-                {
-                    name: value
-                    for name, value in draws.get_extra_fields(group_by_chain=True).items()
-                    if isinstance(value, jax.Array | np.ndarray)
-                }
-            ),
+            stats=stats,
             fitted=_by_name(getattr(draws.sampler, "model", None), draws._args, draws._kwargs),
         )
     saved = posterior(draws)
@@ -107,6 +109,22 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
         "`draws` must be an MCMC that has run, what `to_arviz` made, or a dictionary from site "
         f"names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
     )
+
+
+Arrays = dict[str, np.ndarray]
+
+
+def _kept(samples: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
+    """The draws that a sampler's schedule lets count, which are the same in all chains."""
+    if "is_kept" not in stats or stats["is_kept"].all():
+        return samples, stats
+    kept = stats["is_kept"].all(axis=0)
+    if not kept.any():
+        raise ValueError(
+            "the step-size schedule keeps none of the draws of this run: make it longer than the "
+            "exploration stage of a cycle, or take fewer `steps_per_draw`"
+        )
+    return tuple({n: v[:, kept] for n, v in arrays.items()} for arrays in (samples, stats))
 
 
 def _by_name(model: Callable | None, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from numpyro import handlers
 from numpyro.primitives import Messenger
 
+from ppl_bnn.input_checks import check_inputs
 from ppl_bnn.mesh import check_mesh
 from ppl_bnn.row_checks import check_rows
 from ppl_bnn.row_likelihood import check_chunk_size, check_mesh_fits, row_log_likelihood
@@ -140,12 +141,12 @@ def mini_batch(
             for leaf, row in zip(jax.tree.leaves((args, kwargs)), rows.is_row, strict=True)
         ]
         few_args, few_kwargs = rows.take(leaves, index)
-        return _ScaleRows(model, rows, rows.num_rows / batch_size)(*few_args, **few_kwargs)
+        return ScaleRows(model, rows, rows.num_rows / batch_size)(*few_args, **few_kwargs)
 
     return transformed
 
 
-class _ScaleRows(Messenger):
+class ScaleRows(Messenger):
     """Scales the log probability of the sites that see rows, and of no other."""
 
     def __init__(self, fn: Callable, rows: Rows, factor: float):
@@ -153,6 +154,7 @@ class _ScaleRows(Messenger):
         self.rows, self.factor = rows, factor
 
     def process_message(self, msg: dict[str, Any]) -> None:
+        """Multiply the scale of a site that sees rows."""
         if msg["type"] == "sample" and self.rows.sites.get(msg["name"]) is not None:
             msg["scale"] = self.factor if msg["scale"] is None else self.factor * msg["scale"]
 
@@ -180,6 +182,7 @@ def _remembered(
             rows = find_rows(model, args, kwargs, data_argnames)
             if rows is not None:
                 check(rows.num_rows)
+                check_inputs(model, args, kwargs)
                 check_rows(model, leaves, rows)
             known[key] = rows
         return known[key]

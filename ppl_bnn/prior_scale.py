@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,6 +12,7 @@ from numpyro import handlers
 from numpyro.distributions import biject_to
 
 from ppl_bnn.density import is_real
+from ppl_bnn.rows import concretely
 
 NUM_DRAWS = 1000
 LARGEST_SHARE = 0.2
@@ -48,9 +50,7 @@ def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
         return _conditional_moments(model, names, args, kwargs, key)
 
     # sites with the same moments in two draws of the prior depend on no other site
-    means, variances = jax.device_get(
-        jax.jit(jax.vmap(moments))(jax.random.split(jax.random.key(1)))
-    )
+    means, variances = _run(jax.vmap(moments), jax.random.key(1), 2)
     scales, drawn = {}, []
     for name in names:
         # equal_nan: the mean and variance of a Cauchy are NaN or infinite
@@ -71,10 +71,15 @@ def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
     def draw(key: jax.Array) -> Tree:
         return _draw(model, names, args, kwargs, key)[1]
 
-    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
-    draws = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+    draws = _run(jax.vmap(draw), jax.random.key(0), NUM_DRAWS)
     quartiles = {name: np.quantile(x, [0.25, 0.75], axis=0) for name, x in draws.items()}
     return {name: np.asarray((q[1] - q[0]) / 1.349) for name, q in quartiles.items()}
+
+
+def _run(fn: Callable, key: jax.Array, num_keys: int) -> Any:
+    """``fn(keys)`` as NumPy arrays, also while a caller's program is traced."""
+    with concretely():
+        return jax.device_get(jax.jit(fn)(jax.random.split(key, num_keys)))
 
 
 def _draw(model, names, args, kwargs, key):
@@ -103,7 +108,6 @@ def _conditional_moments(model, names, args, kwargs, key) -> tuple[Tree, Tree]:
 def _marginal_scales(moments: Callable, names: Sequence[str]) -> Scales:
     """Marginal standard deviations, by the law of total variance over draws of the prior."""
 
-    @jax.jit
     def run(keys):
         origin, _ = moments(keys[0])
 
@@ -121,8 +125,7 @@ def _marginal_scales(moments: Callable, names: Sequence[str]) -> Scales:
         zeros = jax.tree.map(jnp.zeros_like, origin)
         return jax.lax.scan(add, (zeros, zeros, zeros, zeros), keys)[0]
 
-    keys = jax.random.split(jax.random.key(0), NUM_DRAWS)
-    total, square, variance, largest = jax.device_get(run(keys))
+    total, square, variance, largest = _run(run, jax.random.key(0), NUM_DRAWS)
     scales = {}
     for name in names:
         between = square[name] / NUM_DRAWS - (total[name] / NUM_DRAWS) ** 2

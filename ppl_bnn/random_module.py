@@ -11,8 +11,10 @@ import numpy as np
 import numpyro
 import numpyro.distributions as dist
 
+from ppl_bnn.input_checks import note_call
 from ppl_bnn.networks import Parameters, as_network
 from ppl_bnn.priors import Prior, expand_to_event
+from ppl_bnn.priors.by_name import how_to_write
 
 Shapes = dict[str, tuple[int, ...]]
 
@@ -92,6 +94,7 @@ def random_module(name: str, net: Any, prior: Prior) -> Callable[..., Any]:
     def random_net(*inputs: Any, **kwargs: Any) -> Any:
         if not weights:
             sample_weights(*inputs, **kwargs)
+        note_call(net, inputs, kwargs)
         return network.apply(weights, *inputs, **kwargs)
 
     return random_net
@@ -194,6 +197,8 @@ def _resolve(prior: Any, path: str, shape: tuple[int, ...]) -> Any:
         return prior
     if isinstance(prior, type) or not callable(prior):
         got = f"the class {prior.__name__}" if isinstance(prior, type) else repr(prior)
+        if isinstance(prior, str):
+            got += f": {how_to_write(prior)}"
         raise TypeError(
             f"prior of {path!r} must be a NumPyro distribution (as in dist.Normal(0, 1)) or a "
             f"callable (path, shape), got {got}"

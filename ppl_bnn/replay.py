@@ -18,6 +18,7 @@ from numpyro import handlers
 
 from ppl_bnn import inputs
 from ppl_bnn.draws import Draws
+from ppl_bnn.input_checks import check_inputs
 
 
 class Replay:
@@ -85,6 +86,7 @@ class Replay:
         self.points_batch_size = min(points_batch_size or self.num_points, self.num_points)
         self.point_axis = self._find_point_axis()
         self.distribution = self._first(1)
+        check_inputs(self.model, self.args, self.kwargs)
         self._check_determined(sites, latent)
         self._check_rows_independent()
 

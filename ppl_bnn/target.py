@@ -23,6 +23,7 @@ from ppl_bnn.checks import (
 )
 from ppl_bnn.data import Data
 from ppl_bnn.density import RefuseRandomness, density_terms, run_at
+from ppl_bnn.input_checks import check_inputs
 from ppl_bnn.row_checks import check_rows
 from ppl_bnn.row_likelihood import check_mesh_fits, row_log_likelihood
 from ppl_bnn.rows import abstract_trace, concretely, find_rows, refuse_subsampling
@@ -44,6 +45,9 @@ class Target:
         need not be a sum over rows.
     temperature : float
         Prior and likelihood are raised to the power 1 / temperature, in constrained space.
+    by_rows : bool
+        Whether rows are needed even without `mesh` and `chunk_size`, for batches of them. With a
+        mesh all devices then hold all rows.
 
     Attributes
     ----------
@@ -74,6 +78,7 @@ class Target:
         mesh: Mesh | None = None,
         chunk_size: int | None = None,
         temperature: float = 1.0,
+        by_rows: bool = False,
     ):
         self.mesh, self.temperature = mesh, temperature
         check_arguments(model, args, kwargs)
@@ -86,9 +91,10 @@ class Target:
             raise explained from error
         refuse_subsampling(shapes)
         check_observations(model, args, kwargs, shapes)
+        check_inputs(model, args, kwargs)
 
         self.rows, self.probe = None, (args, kwargs)
-        if mesh is not None or chunk_size is not None:
+        if by_rows or mesh is not None or chunk_size is not None:
             self.rows = find_rows(model, args, kwargs)
         if self.rows is not None:
             check_mesh_fits(mesh, self.rows.num_rows)
@@ -107,7 +113,7 @@ class Target:
         refuse_latents(self.sites, self.names)
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
-        self.data = Data(args, kwargs, self.rows, mesh)
+        self.data = Data(args, kwargs, None if by_rows else self.rows, mesh)
         # the same for the same model and data in every process, and else most likely not
         code = getattr(model, "__code__", None)
         identity = (getattr(model, "__qualname__", repr(model)), temperature, code and code.co_code)
@@ -156,6 +162,10 @@ class Target:
             return jnp.concatenate([others, carrier[None], jax.lax.stop_gradient(terms)])
 
         return by_rows
+
+    def probe_terms(self, position: Position) -> jax.Array:
+        """Terms of the log density of the rows in `probe`, for a look at the program."""
+        return density_terms(*run_at(self.model, position, *self.probe), self.temperature)
 
     def _constrain(self, position: Position, arrays: Sequence[jax.Array]) -> Position:
         if self.rows is not None and not self.has_deterministic:

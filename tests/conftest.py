@@ -11,7 +11,6 @@ os.environ["XLA_FLAGS"] = (
 from pathlib import Path
 
 import jaxtyping
-import numpy as np
 import pytest
 
 # An int is a float, as type checkers see it.
@@ -27,15 +26,14 @@ DATA = Path(os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO))
 def uci():
     """``uci(name, split=0)``: x_train, y_train, x_test, y_test of a UCI set's standard split."""
 
+    from ppl_bnn import datasets  # after the import hook above
+
     def load(name, split=0):
-        path = DATA / "uci" / f"{name}.npz"
-        if not path.exists():
-            pytest.skip(f"no {path}: set PPL_BNN_DATA to the folder that holds uci/{name}.npz")
-        with np.load(path) as arrays, np.load(path.with_name("splits.npz")) as splits:
-            x, y = arrays["x"], arrays["y"]
-            is_test = np.zeros(len(y), bool)
-            is_test[splits[name][split].astype(int)] = True
-        return x[~is_test], y[~is_test], x[is_test], y[is_test]
+        try:
+            data = datasets.uci(name, split, DATA).in_source_order()
+        except FileNotFoundError as error:
+            pytest.skip(str(error))
+        return data.x_train, data.y_train, data.x_test, data.y_test
 
     return load
 

@@ -1,4 +1,4 @@
-"""models.regression and models.classification."""
+"""Ready model functions: a network, a prior and a likelihood."""
 
 import pickle
 
@@ -8,14 +8,17 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
-from flax import linen
+import scipy.stats
+from flax import linen, nnx
 from numpyro import handlers
 from numpyro.infer import HMC, MCMC, Predictive
 from numpyro.infer.util import log_density
 
+import ppl_bnn
 from ppl_bnn import priors
-from ppl_bnn.models.likelihoods import classification, regression
+from ppl_bnn.models.classification import binary_classification, classification
 from ppl_bnn.models.mlp import MLP
+from ppl_bnn.models.regression import count_regression, regression
 
 X = jax.random.normal(jax.random.key(0), (8, 3))
 Y = X[:, 0] - X[:, 1]
@@ -102,13 +105,80 @@ def test_classification():
     )
 
 
+@pytest.mark.parametrize("df", [4.0, dist.Gamma(2.0, 0.1)])
+def test_student_t(df):
+    net = MLP(3, (4,), 1)
+    sites = trace(regression(net, PRIOR, 0.5, df=df), X, Y)
+    fn = sites["y"]["fn"]
+    value = sites["df"]["value"] if isinstance(df, dist.Distribution) else df
+    expected = scipy.stats.t.logpdf(Y, value, outputs_of(net, sites)[:, 0], 0.5)
+    np.testing.assert_allclose(fn.log_prob(Y), expected, rtol=1e-4)
+
+
+def test_student_t_with_several_heteroscedastic_targets():
+    y = jnp.stack([Y, 10 * Y], 1)
+    sites = trace(regression(MLP(3, (4,), 4), PRIOR, "heteroscedastic", df=3), X, y)
+    assert sites["y"]["fn"].batch_shape == (8,) and sites["y"]["fn"].event_shape == (2,)
+
+
+@pytest.mark.parametrize("targets", [1, 2])
+def test_counts(targets):
+    net = MLP(3, (4,), targets)
+    y = LABELS if targets == 1 else jnp.stack([LABELS, 2 * LABELS], 1)
+    sites = trace(count_regression(net, PRIOR), X, y)
+    rates = np.exp(outputs_of(net, sites)).reshape(y.shape)
+    expected = scipy.stats.poisson.logpmf(y, rates)
+    expected = expected if targets == 1 else expected.sum(1)
+    np.testing.assert_allclose(sites["y"]["fn"].log_prob(y), expected, rtol=1e-4)
+
+
+@pytest.mark.parametrize("labels", [1, 3])
+def test_binary(labels):
+    net = MLP(3, (4,), labels)
+    y = (LABELS > 0).astype(int) if labels == 1 else jax.nn.one_hot(LABELS, 3, dtype=int)
+    sites = trace(binary_classification(net, PRIOR), X, y)
+    logits = outputs_of(net, sites).reshape(y.shape)
+    expected = np.where(y == 1, jax.nn.log_sigmoid(logits), jax.nn.log_sigmoid(-logits))
+    expected = expected if labels == 1 else expected.sum(1)
+    np.testing.assert_allclose(sites["y"]["fn"].log_prob(y), expected, rtol=1e-4)
+
+
+class TwoInputs(nnx.Module):
+    """A linear function of the features that a mask leaves."""
+
+    def __init__(self):
+        self.linear = nnx.Linear(3, 2, rngs=nnx.Rngs(0))
+
+    def __call__(self, x, mask):
+        return self.linear(jnp.where(mask, x, 0.0))
+
+
+def test_a_network_of_several_inputs():
+    x = {"x": np.asarray(X), "mask": np.asarray(X > 0)}
+    model = classification(TwoInputs(), PRIOR)
+    sites = trace(model, x, LABELS % 2)
+    kernel, bias = (sites[f"net/linear.{part}"]["value"] for part in ("kernel", "bias"))
+    logits = np.where(X > 0, X, 0.0) @ kernel + bias
+    np.testing.assert_allclose(sites["y"]["fn"].logits, logits, rtol=1e-4, atol=1e-5)
+    kernel = ppl_bnn.HMC(model, chunk_size=3, num_steps=2, warm_start=10)
+    mcmc = MCMC(kernel, num_warmup=2, num_samples=3, progress_bar=False)
+    mcmc.run(jax.random.key(0), x, np.asarray(LABELS % 2))
+    probs = ppl_bnn.predict(mcmc, jax.tree.map(lambda leaf: leaf[:5], x)).probs
+    assert probs.shape == (5, 2)
+    with pytest.raises(ValueError, match="x is a tuple; give several inputs as a dictionary"):
+        trace(model, (x["x"], x["mask"]), LABELS % 2)
+
+
 @pytest.mark.parametrize(
     ("model", "y"),
     [
         (regression(eqx.nn.Linear(3, 2, key=jax.random.key(0)), PRIOR, "heteroscedastic"), Y),
         (classification(linen.Dense(3), PRIOR), LABELS),
+        (regression(linen.Dense(1), PRIOR, df=dist.Gamma(2.0, 0.1)), Y),
+        (count_regression(linen.Dense(1), PRIOR), LABELS),
+        (binary_classification(linen.Dense(1), PRIOR), LABELS // 2),
     ],
-    ids=["heteroscedastic-equinox", "classification-linen"],
+    ids=["heteroscedastic-equinox", "classification-linen", "student-t", "counts", "binary"],
 )
 def test_sampling_and_prediction(model, y):
     kernel = HMC(model, num_steps=3, trajectory_length=None)
@@ -122,8 +192,13 @@ def test_sampling_and_prediction(model, y):
 
 @pytest.mark.parametrize(
     "model",
-    [regression(MLP(3, (4,), 1), PRIOR), classification(MLP(3, (4,), 3), PRIOR)],
-    ids=["regression", "classification"],
+    [
+        regression(MLP(3, (4,), 1), PRIOR),
+        classification(MLP(3, (4,), 3), PRIOR),
+        count_regression(MLP(3, (4,), 1), PRIOR),
+        binary_classification(MLP(3, (4,), 1), PRIOR),
+    ],
+    ids=["regression", "classification", "counts", "binary"],
 )
 def test_pickle_hash_and_repr(model):
     copy = pickle.loads(pickle.dumps(model))
@@ -147,6 +222,19 @@ def test_pickle_hash_and_repr(model):
 def test_bad_noise(noise, message):
     with pytest.raises(ValueError, match=message):
         regression(MLP(3, (4,), 1), PRIOR, noise)
+
+
+@pytest.mark.parametrize(
+    ("df", "message"),
+    [
+        (0, "df must be a positive number of degrees of freedom, got 0"),
+        (float("nan"), "df must be a positive"),
+        (dist.Normal(0, 1), "df is a number of degrees of freedom, but its prior Normal"),
+    ],
+)
+def test_bad_degrees_of_freedom(df, message):
+    with pytest.raises(ValueError, match=message):
+        regression(MLP(3, (4,), 1), PRIOR, df=df)
 
 
 def test_bad_noise_floor():
@@ -176,10 +264,17 @@ def test_noise_prior_that_does_not_fit():
 
 
 def test_classification_shapes():
-    with pytest.raises(ValueError, match="net gives 1; build it with out_features=2"):
+    with pytest.raises(ValueError, match="net gives 1; build it with two outputs"):
         trace(classification(MLP(3, (4,), 1), PRIOR), X, LABELS)
     with pytest.raises(ValueError, match=r"y has shape \(8, 3\), expected \(8,\).*not one-hot"):
         trace(classification(MLP(3, (4,), 3), PRIOR), X, jax.nn.one_hot(LABELS, 3))
+
+
+def test_shapes_of_counts_and_binary_labels():
+    with pytest.raises(ValueError, match=r"y has shape \(8, 1\), but the rates"):
+        trace(count_regression(MLP(3, (4,), 1), PRIOR), X, LABELS[:, None])
+    with pytest.raises(ValueError, match=r"y has shape \(8,\), but the logits .* \(8, 3\)"):
+        trace(binary_classification(MLP(3, (4,), 3), PRIOR), X, LABELS % 2)
 
 
 def test_network_must_keep_its_output_axis():

@@ -1,0 +1,140 @@
+"""Gradients of convolutional networks on CPUs: inside a compiled loop ÷ outside, chains ÷ one.
+
+ResNet-20-FRN on 500 images, its convolutions with the package's derivative rule and with XLA's own
+(jax issue 12868). The loop is a descent of a few steps, as a leapfrog trajectory is one. For
+chains, one gradient of several sets of weights under `jax.vmap` is divided by the same gradients
+one after the other (`jax.lax.map`).
+
+    python benchmarks/convolutions_in_loops.py [--quick] [--rounds 5]
+"""
+
+from __future__ import annotations
+
+import argparse
+import time
+from collections.abc import Callable
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from common import DATA, describe_machine, print_versions
+from flax import nnx
+
+from ppl_bnn import models
+from ppl_bnn.networks import as_network
+
+NUM_CHAINS = 4
+REQUIRED = 1.3
+SLOW = 10.0  # seconds a gradient, above which a call is timed once
+XLA = "XLA's"
+RULES = {"ours": models.conv_general_dilated, XLA: jax.lax.conv_general_dilated}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--quick", action="store_true", help="24 images, two rounds")
+    options = parser.parse_args()
+    print_versions("ppl_bnn", "jax", "jaxlib", "flax")
+    describe_machine()
+    num_rows = 24 if options.quick else 500
+    num_rounds = 2 if options.quick else options.rounds
+    print(f"\nResNet-20-FRN, {num_rows} images, {NUM_CHAINS} chains, {num_rounds} rounds")
+
+    x, y = load_images(num_rows)
+    calls = {}
+    for rule, convolve in RULES.items():
+        calls |= contenders(rule, *make_gradient(convolve, x, y))
+    report(interleave(calls, num_rounds))
+
+
+def load_images(num_rows: int) -> tuple[jax.Array, jax.Array]:
+    """Real images if they are there, otherwise noise of the same shape."""
+    path = DATA / "images" / "cifar10_small.npz"
+    if path.exists():
+        with np.load(path) as arrays:
+            x, y = arrays["x_train"][:num_rows], arrays["y_train"][:num_rows]
+        x = (x / np.float32(255) - np.float32(0.47)) / np.float32(0.2)
+    else:
+        rng = np.random.default_rng(0)
+        x = rng.normal(size=(num_rows, 32, 32, 3)).astype(np.float32)
+        y = rng.integers(0, 10, size=num_rows)
+    return jnp.asarray(x), jnp.asarray(y, jnp.int32)
+
+
+def make_gradient(convolve: Callable, x: jax.Array, y: jax.Array) -> tuple[Callable, dict]:
+    net = models.ResNet20FRN()
+    for _, module in nnx.iter_modules(net):
+        if isinstance(module, nnx.Conv):
+            module.conv_general_dilated = convolve
+    network = as_network(net)
+
+    def loss(weights, x, y):
+        log_probs = jax.nn.log_softmax(network.apply(weights, x))
+        return -jnp.sum(jnp.take_along_axis(log_probs, y[:, None], axis=1))
+
+    gradient = jax.grad(loss)
+    return lambda weights: gradient(weights, x, y), network.init(None)
+
+
+def contenders(rule: str, gradient: Callable, weights: dict) -> dict[str, tuple[Callable, int]]:
+    """Compiled calls by name, and how many gradients each makes."""
+
+    def descend(weights, num_steps):
+        def body(_, weights):
+            return jax.tree.map(lambda w, g: w - 1e-6 * g, weights, gradient(weights))
+
+        return jax.lax.fori_loop(0, num_steps, body, weights)
+
+    chains = jax.tree.map(
+        lambda w: w * (1 + 1e-3 * jnp.arange(NUM_CHAINS).reshape(-1, *[1] * w.ndim)), weights
+    )
+    direct, loop, side_by_side = jax.jit(gradient), jax.jit(descend), jax.jit(jax.vmap(gradient))
+    in_turn = jax.jit(lambda chains: jax.lax.map(gradient, chains))
+    steps = 3 if rule == "ours" else 1  # XLA's takes a minute for each
+    calls = {
+        f"{rule}, direct": (lambda: direct(weights), 1),
+        f"{rule}, in a loop": (lambda: loop(weights, steps), steps),
+        f"{rule}, chains by vmap": (lambda: side_by_side(chains), NUM_CHAINS),
+    }
+    if rule == "ours":  # the map is a loop too
+        calls[f"{rule}, chains by lax.map"] = (lambda: in_turn(chains), NUM_CHAINS)
+    return calls
+
+
+def interleave(calls: dict[str, tuple[Callable, int]], num_rounds: int) -> dict[str, np.ndarray]:
+    """Seconds per gradient of each call in each round; NaN where it was too slow to repeat."""
+    seconds = {name: np.full(num_rounds, np.nan) for name in calls}
+    for call, _ in calls.values():
+        jax.block_until_ready(call())
+    for round_ in range(num_rounds):
+        names = [name for name in calls if round_ == 0 or not np.nanmax(seconds[name]) > SLOW]
+        for name in names if round_ % 2 == 0 else reversed(names):
+            call, num_gradients = calls[name]
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            seconds[name][round_] = (time.perf_counter() - start) / num_gradients
+    return seconds
+
+
+def report(seconds: dict[str, np.ndarray]) -> None:
+    print(f"{'':24} s per gradient")
+    for name, spent in seconds.items():
+        print(f"{name:24} {np.nanmedian(spent):10.3f}   ({np.isfinite(spent).sum()} rounds)")
+
+    def ratio(above: str, below: str) -> float:
+        return float(np.nanmedian(seconds[above] / seconds[below]))  # round by round
+
+    in_loop = ratio("ours, in a loop", "ours, direct")
+    verdict = "" if in_loop <= REQUIRED else f"  above {REQUIRED}"
+    print(f"\nin a loop ÷ direct, ours:         {in_loop:.2f}{verdict}")
+    print(f"in a loop ÷ direct, XLA's:        {ratio(XLA + ', in a loop', XLA + ', direct'):.2f}")
+    print(f"direct, ours ÷ XLA's:             {ratio('ours, direct', XLA + ', direct'):.2f}")
+    mapped = ratio("ours, chains by vmap", "ours, chains by lax.map")
+    print(f"vmap ÷ lax.map over chains, ours: {mapped:.2f}")
+    grouped = ratio(XLA + ", chains by vmap", "ours, chains by vmap")
+    print(f"chains by vmap, XLA's ÷ ours:     {grouped:.2f}")
+
+
+if __name__ == "__main__":
+    main()

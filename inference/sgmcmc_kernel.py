@@ -1,0 +1,298 @@
+"""The face of all stochastic-gradient kernels for NumPyro's `MCMC`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from numpyro.util import is_prng_key
+
+from ppl_bnn.batch_density import batch_log_density
+from ppl_bnn.inference import batches, start
+from ppl_bnn.inference.chains import Chains
+from ppl_bnn.inference.estimators import Anchor, at_anchor, plain
+from ppl_bnn.inference.hmc_settings import check_init_params
+from ppl_bnn.inference.kernel import ModelKernel
+from ppl_bnn.inference.sgmcmc_settings import Schedule, Settings
+from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, transition
+from ppl_bnn.mesh import CHAINS, size
+from ppl_bnn.prior_scale import prior_scales, prior_widths
+from ppl_bnn.rows import concretely
+from ppl_bnn.target import Target
+
+Tree = dict[str, jax.Array]
+
+
+class SGMCMC(ModelKernel):
+    """A stochastic-gradient kernel for NumPyro's `MCMC`; a subclass says what one step is.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model whose observed sites sit in a plate over the rows of its arguments.
+    step_size : float or schedule
+        The overdamped update is ``theta - h * gradient + sqrt(2 h T) z``, with the gradient of the
+        *sum* over all rows (N / B times that of a batch). A schedule is a function of the step's
+        number, from 0 and through warm-up: those of `ppl_bnn.schedules`, or of optax.
+    batch_size : int
+        Rows of a minibatch, B.
+    batching : {"iid", "without_replacement", "epochs"}
+        How rows are drawn; see `ppl_bnn.inference.batches.draw`.
+    gradient : {"plain", "control_variates", "svrg"}
+        The estimate of the gradient. Control variates take its difference to that at an anchor,
+        where the gradient over all rows is computed once: the end of the warm start. SVRG moves
+        the anchor to the chain every `refresh_interval` steps, each time with a pass over all rows.
+    refresh_interval : int, optional
+        Needed with, and only with, ``gradient="svrg"``.
+    temperature : float or schedule
+        Sample the posterior with prior and likelihood raised to 1 / temperature. It multiplies the
+        variance of the injected noise, never the gradient. 0 makes an optimiser.
+    steps_per_draw : int
+        Steps of a transition. NumPyro's loop copies the state once for each transition, and keeps
+        one draw of it; `num_warmup` and `num_samples` count transitions.
+    mesh : jax.sharding.Mesh, optional
+        Each device along its ``"data"`` axis computes its share of every batch, and holds all
+        rows; vectorised chains are spread over its ``"chains"`` axis.
+    chunk_size : int, optional
+        Rows evaluated at once on a device in passes over all rows.
+    init_strategy : "prior", "network", callable or dict
+        As in `ppl_bnn.HMC`.
+    warm_start : int
+        Steps of Adam, on minibatches, that each chain takes before its first transition.
+    """
+
+    default_fields = (
+        "z",
+        "potential_energy",
+        "step_size",
+        "temperature",
+        "is_kept",
+        "failed_at",
+    )
+
+    def __init__(
+        self,
+        model: Callable,
+        *,
+        step_size: float | Schedule,
+        batch_size: int,
+        batching: str = "iid",
+        gradient: str = "plain",
+        refresh_interval: int | None = None,
+        temperature: float | Schedule = 1.0,
+        steps_per_draw: int = 1,
+        mesh: Mesh | None = None,
+        chunk_size: int | None = None,
+        init_strategy: Any = "prior",
+        warm_start: int = 1000,
+    ):
+        options = {k: v for k, v in locals().items() if k not in ("self", "model", "__class__")}
+        super().__init__(model)
+        self.settings = Settings(**options)
+
+    def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
+        raise NotImplementedError
+
+    def _core_step(self, rng_key: jax.Array, core: Any, gradient: Callable, **options: Any) -> Any:
+        raise NotImplementedError
+
+    def _make_target(self, args: tuple, kwargs: dict) -> Target:
+        settings = self.settings
+        # temperature 0: over all rows it gives the log density without Jacobian, as anchors need it
+        target = Target(
+            self._model,
+            args,
+            kwargs,
+            mesh=settings.mesh,
+            chunk_size=settings.chunk_size,
+            temperature=0.0,
+            by_rows=True,
+        )
+        if target.rows is None:
+            raise ValueError(
+                "the model has no observed site with one value for each row of its data, so there "
+                "is nothing to draw minibatches of: use `ppl_bnn.HMC`."
+            )
+        if settings.batch_size > target.rows.num_rows:
+            raise ValueError(
+                f"`batch_size` is {settings.batch_size}, but the model was given "
+                f"{target.rows.num_rows} rows; give at most that many."
+            )
+        return target
+
+    def init(
+        self,
+        rng_key: jax.Array,
+        num_warmup: int,
+        init_params: Any,
+        model_args: tuple,
+        model_kwargs: dict | None,
+    ) -> SGMCMCState:
+        """State of a chain before its first transition, or of many if `rng_key` is a batch.
+
+        Raises
+        ------
+        ValueError
+            If data, model or settings do not fit, or the log density at a start is not finite.
+        """
+        target = self._target_for(model_args, model_kwargs)
+        settings = self.settings
+        chains = Chains(not is_prng_key(rng_key), settings.mesh)
+        num_groups = size(settings.mesh, CHAINS)
+        if chains.batched and len(rng_key) % num_groups:
+            raise ValueError(
+                f"`num_chains` is {len(rng_key)}, which the {num_groups} groups of devices along "
+                f"the {CHAINS!r} axis of `mesh` cannot share evenly."
+            )
+        if init_params is not None:
+            num_chains = len(rng_key) if chains.batched else None
+            init_params = check_init_params(init_params, target.shapes(), num_chains)
+        key = (chains.batched, init_params is not None)
+        if key not in target.starts:
+            with concretely():
+                scales = _scales(target) if init_params is None else None
+            begin = partial(self._begin, target, num_warmup, scales)
+            mapped = chains.map(begin, (0, 0 if init_params is not None else None, None))
+            target.starts[key] = jax.jit(mapped)
+        arrays = target.data.read()
+        state = target.starts[key](rng_key, init_params, arrays)
+        self._check_start(target, state, arrays, chains)
+        num_warmup_field = jnp.full_like(state.num_warmup, num_warmup)
+        return chains.commit(state._replace(num_warmup=num_warmup_field))
+
+    def _begin(self, target, num_warmup, scales, rng_key, position, arrays) -> SGMCMCState:
+        """State of one chain, at `position` if it is given."""
+        settings = self.settings
+        key_start, key_warm, key_core, key_place, rng_key = jax.random.split(rng_key, 5)
+        if position is None:
+            values = start.initial_values(key_start, target, settings.init_strategy)
+            position = target.unconstrain(values)
+            if settings.warm_start:
+                position = self._warm_start(key_warm, target, scales, position, arrays)
+        step_size, temperature = settings.step_size_at(0), settings.temperature_at(0)
+        core = self._core_init(key_core, position, temperature)
+
+        def first_info(core):
+            zero = jax.tree.map(jnp.zeros_like, position)
+            return self._core_step(
+                key_core,
+                core,
+                lambda _: (jnp.zeros(()), zero),
+                step_size=step_size,
+                temperature=temperature,
+                in_warmup=jnp.asarray(True),
+            )[1]
+
+        shapes = jax.eval_shape(first_info, core)
+        number = jnp.result_type(float)
+        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, number), shapes)
+        anchor = None
+        if settings.gradient != "plain":
+            anchor = at_anchor(position, target.log_density(arrays))
+        return SGMCMCState(
+            i=jnp.int32(0),
+            z=position,
+            core=core._replace(position=None),
+            anchor=anchor,
+            place=batches.first_place(key_place),
+            info=info,
+            potential_energy=jnp.zeros((), number),
+            step_size=step_size,
+            temperature=temperature,
+            is_kept=jnp.asarray(True),
+            failed_at=jnp.int32(-1),
+            failed_site=jnp.int32(-1),
+            num_warmup=jnp.int32(num_warmup),
+            data=target.fingerprint,
+            rng_key=rng_key,
+        )
+
+    def _warm_start(self, rng_key, target, scales, position, arrays) -> Tree:
+        """Adam on minibatches, with steps in prior standard deviations that fall to zero."""
+        settings = self.settings
+        log_density = batch_log_density(target, arrays, settings.batch_size)
+        rate = optax.cosine_decay_schedule(start.LEARNING_RATE, settings.warm_start)
+        optimizer = optax.chain(optax.clip(start.CLIP), optax.adam(rate, b2=0.9))
+        assert target.rows is not None
+        num_rows = target.rows.num_rows
+
+        def body(k, carry):
+            position, state = carry
+            index, _ = batches.draw(
+                jax.random.fold_in(rng_key, k),
+                batches.first_place(rng_key),
+                num_rows=num_rows,
+                batch_size=settings.batch_size,
+                batching="iid",
+            )
+            _, gradient = plain(log_density, index, settings.temperature_at(0))(position)
+            downhill = {name: jnp.nan_to_num(gradient[name] * scales[name]) for name in gradient}
+            updates, state = optimizer.update(downhill, state)
+            moved = {
+                name: position[name] + (updates[name] * scales[name]).astype(position[name].dtype)
+                for name in position
+            }
+            return moved, state
+
+        carry = (position, optimizer.init(position))
+        return jax.lax.fori_loop(0, settings.warm_start, body, carry)[0]
+
+    def _check_start(self, target, state, arrays, chains) -> None:
+        """Refuse positions at which the log density of a few rows is not finite."""
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
+            return
+        positions = chains.stacked(state.z)
+        terms = jax.vmap(lambda z: jnp.sum(target.probe_terms(z)))(positions)
+        for chain in np.flatnonzero(~np.isfinite(terms)):
+            position = {name: value[chain] for name, value in positions.items()}
+            raise ValueError(
+                f"chain {chain} cannot start: {target.describe(position, arrays)}. Start elsewhere "
+                "(`init_strategy`), narrow the priors, or check the scale of inputs and targets."
+            )
+
+    def sample(
+        self, state: SGMCMCState, model_args: tuple, model_kwargs: dict | None
+    ) -> SGMCMCState:
+        """One transition, `steps_per_draw` steps, of a chain or of all vectorised chains."""
+        target = self._target_for(model_args, model_kwargs)
+        arrays = target.data.read()
+        chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
+        state = _refresh(state, target, arrays, chains)
+        return transition(state, self.settings, self._core_step, target, arrays, chains)
+
+    def get_diagnostics_str(self, state: SGMCMCState) -> str:
+        """Text for the progress bar."""
+        if int(state.failed_at) >= 0:
+            return f"frozen at step {int(state.failed_at)}"
+        return f"step size {float(state.step_size):.2e}"
+
+
+def _scales(target: Target) -> dict[str, np.ndarray]:
+    """Prior standard deviations, or what stands in for them, of each unconstrained site."""
+    scales = prior_scales(target.model, target.names, *target.probe)
+    if all(np.isfinite(scale).all() for scale in scales.values()):
+        return scales
+    widths = prior_widths(target.model, target.names, *target.probe)
+    return {name: np.where(np.isfinite(s), s, widths[name]) for name, s in scales.items()}
+
+
+def _refresh(state: SGMCMCState, target: Target, arrays: Any, chains: Chains) -> SGMCMCState:
+    """Recompute the anchor of a state that comes from other data."""
+    if state.anchor is None:
+        return state
+
+    def recompute(state: SGMCMCState) -> SGMCMCState:
+        log_density = target.log_density(arrays)
+        anchor: Anchor = chains.map(lambda z: at_anchor(z, log_density))(state.anchor.position)
+        return state._replace(
+            anchor=anchor, data=jnp.broadcast_to(target.fingerprint, state.data.shape)
+        )
+
+    stale = jnp.any(state.data != target.fingerprint)
+    return jax.lax.cond(stale, recompute, lambda state: state, state)

@@ -1,0 +1,259 @@
+"""What all stochastic-gradient kernels do as kernels of NumPyro's `MCMC`."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC
+
+import ppl_bnn
+from ppl_bnn import schedules
+from ppl_bnn.draws import as_draws
+
+RNG = np.random.default_rng(0)
+N = 200
+X = RNG.normal(size=(N, 3)).astype(np.float32)
+Y = (X @ np.array([1.0, -1.0, 0.5]) + 0.5 * RNG.normal(size=N)).astype(np.float32)
+NOISE, PRIOR = 0.5, 1.0
+
+
+def model(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, PRIOR).expand([3]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, NOISE), obs=y)
+
+
+PRECISION = X.T @ X / NOISE**2 + np.eye(3) / PRIOR**2
+COVARIANCE = np.linalg.inv(PRECISION)
+MEAN = COVARIANCE @ X.T @ Y / NOISE**2
+KERNELS = {
+    "SGLD": (ppl_bnn.SGLD, {}),
+    "SGHMC": (ppl_bnn.SGHMC, {"friction": 20.0}),
+    "SGNHT": (ppl_bnn.SGNHT, {"diffusion": 20.0}),
+}
+STEP = 0.02 / PRECISION[0, 0]
+
+
+def make(name, num_warmup=20, num_samples=50, num_chains=2, model=model, **options):
+    kernel, own = KERNELS[name]
+    options = {"step_size": STEP, "batch_size": 20, "warm_start": 20} | own | options
+    return MCMC(
+        kernel(model, **options),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=num_chains,
+        chain_method="vectorized",
+        progress_bar=False,
+    )
+
+
+def run(mcmc, *data, seed=0):
+    mcmc.run(jax.random.key(seed), *(data or (X, Y)))
+    return mcmc
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("temperature", [0.25, 1.0])
+@pytest.mark.parametrize("name", KERNELS)
+def test_posterior_of_a_linear_regression_with_control_variates(name, temperature):
+    """The anchor is near the mode, so that gradients have hardly any noise."""
+    mcmc = run(
+        make(
+            name,
+            50,
+            400,
+            num_chains=8,
+            steps_per_draw=100,
+            gradient="control_variates",
+            temperature=temperature,
+            warm_start=1000,
+        )
+    )
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"], float)
+    scale = np.sqrt(temperature * np.diag(COVARIANCE))
+    standardised = (draws - MEAN) / scale
+    # chains are independent, so their own means and variances tell the Monte Carlo error
+    for power, expected in ((standardised, 0.0), (standardised**2, 1.0)):
+        means = power.mean(axis=1)
+        error = means.std(axis=0, ddof=1) / np.sqrt(len(means))
+        assert (np.abs(means.mean(axis=0) - expected) < 5 * error + 0.03).all()
+
+
+def test_a_positive_site_is_tempered_without_its_jacobian():
+    """HalfNormal(1) at T = 1/4 has mean 0.40; with the Jacobian tempered it would be 0.94."""
+
+    def half(x, y=None):
+        scale = numpyro.sample("scale", dist.HalfNormal(1.0))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(0.0 * scale, 1.0), obs=y)
+
+    mcmc = make(
+        "SGLD", 100, 500, 8, half, temperature=0.25, step_size=0.02, steps_per_draw=50,
+        warm_start=0, batch_size=2,
+    )  # fmt: skip
+    run(mcmc, np.zeros((4, 1), np.float32), np.zeros(4, np.float32))
+    means = np.asarray(mcmc.get_samples(group_by_chain=True)["scale"]).mean(axis=1)
+    assert means.mean() == pytest.approx(0.5 * np.sqrt(2 / np.pi), abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("name", "batching"), [("SGLD", "iid"), ("SGHMC", "epochs"), ("SGNHT", "without_replacement")]
+)
+def test_the_same_chain_on_one_device_and_on_four(name, batching):
+    chains = []
+    for mesh in (None, ppl_bnn.mesh(data=4)):
+        mcmc = make(name, 0, 20, mesh=mesh, batch_size=10, batching=batching, warm_start=0)
+        chains.append(np.asarray(run(mcmc).get_samples(group_by_chain=True)["w"]))
+    np.testing.assert_allclose(chains[0], chains[1], rtol=1e-4, atol=1e-5)
+    assert np.ptp(chains[0][:, -1], axis=0).min() > 1e-3  # two chains
+
+
+def test_one_all_reduce_a_step_and_no_pass_over_all_rows():
+    mesh = ppl_bnn.mesh(data=4)
+    kernel = make("SGLD", mesh=mesh, batch_size=12).sampler
+    state = kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+    text = jax.jit(lambda s: kernel.sample(s, (X, Y), {})).lower(state).compile().as_text()
+    assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 1
+    assert not re.search(rf"f32\[{N}\]\S* (dot|multiply|subtract|add)\(", text)
+
+
+def test_exploration_makes_no_noise_and_is_not_kept():
+    schedule = schedules.cyclical(STEP, 10, exploration=0.5)
+    mcmc = run(make("SGLD", 0, 40, step_size=schedule, gradient="control_variates"))
+    fields = mcmc.get_extra_fields(group_by_chain=True)
+    place = np.arange(40) % 10
+    np.testing.assert_array_equal(fields["is_kept"][0], place >= 5)
+    np.testing.assert_array_equal(fields["temperature"][0], np.where(place >= 5, 1.0, 0.0))
+    draws = as_draws(mcmc)
+    assert draws.num_draws == 20 and draws.stats["step_size"].shape == (2, 20)
+    kept = mcmc.get_samples(group_by_chain=True)["w"][:, place >= 5]
+    np.testing.assert_array_equal(draws.samples["w"], kept)
+    mcmc = run(make("SGLD", 0, 5, step_size=schedule))
+    with pytest.raises(ValueError, match="schedule keeps none of the draws"):
+        as_draws(mcmc)
+
+
+def test_step_sizes_are_counted_through_warmup_and_steps_of_a_draw():
+    mcmc = make("SGLD", 3, 4, step_size=lambda t: STEP / (1.0 + t), steps_per_draw=5)
+    step_sizes = run(mcmc).get_extra_fields(group_by_chain=True)["step_size"][0]
+    np.testing.assert_allclose(step_sizes, STEP / (1 + np.array([19, 24, 29, 34])), rtol=1e-5)
+
+
+@pytest.mark.parametrize("name", KERNELS)
+def test_an_unstable_step_freezes_says_where_and_keeps_what_was_drawn(name):
+    mcmc = make(name, 0, 60, step_size=lambda t: jnp.where(t < 50, STEP, 1e8), steps_per_draw=2)
+    with pytest.warns(RuntimeWarning, match=r"no longer finite: chain 0 at step \d+, .*step_size"):
+        run(mcmc)
+        jax.effects_barrier()
+    failed_at = np.asarray(mcmc.get_extra_fields(group_by_chain=True)["failed_at"])[:, -1]
+    assert (failed_at > 50).all() and (failed_at < 120).all()
+    w = np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
+    assert np.isfinite(w).all()
+    assert np.abs(w[:, :24] - MEAN).max() < 1.0
+    np.testing.assert_array_equal(w[:, -1], w[:, -2])
+
+
+def test_svrg_moves_its_anchor_and_control_variates_do_not():
+    kernel = make("SGLD", gradient="svrg", refresh_interval=4, warm_start=0).sampler
+    state = kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+    sample = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))
+    anchors = []
+    for _ in range(9):
+        state = sample(state)
+        anchors.append(float(state.anchor.position["w"][0]))
+    # moved before the first, the fifth and the ninth step
+    assert [len(set(anchors[a:b])) for a, b in ((0, 4), (4, 8), (0, 9))] == [1, 1, 3]
+    kernel = make("SGLD", gradient="control_variates", warm_start=0).sampler
+    first = kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+    later = jax.jit(lambda state: kernel.sample(state, (X, Y), {}))(first)
+    np.testing.assert_array_equal(first.anchor.position["w"], later.anchor.position["w"])
+
+
+def test_an_adaptive_preconditioner_is_frozen_after_warmup():
+    for adapt, changes in (("warmup", False), ("always", True)):
+        options = {"preconditioner": "rmsprop", "adapt_preconditioner": adapt, "warm_start": 0}
+        mcmc = run(make("SGLD", 10, 10, **options))
+        learnt = mcmc.last_state.core.preconditioner.mean_square["w"]
+        mcmc.post_warmup_state = mcmc.last_state
+        mcmc.run(jax.random.key(1), X, Y)
+        again = mcmc.last_state.core.preconditioner.mean_square["w"]
+        assert bool(np.any(learnt != again)) == changes
+
+
+@pytest.mark.parametrize("batching", ["iid", "without_replacement", "epochs"])
+def test_no_key_is_used_twice(batching):
+    for name in KERNELS:
+        kernel = make(name, batching=batching, warm_start=0).sampler
+        state = kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+        with jax.debug_key_reuse(True):
+            jax.jit(lambda s, kernel=kernel: kernel.sample(s, (X, Y), {}))(state)
+
+
+def test_anchor_of_other_data_is_renewed():
+    mcmc = run(make("SGLD", 5, 5, gradient="control_variates"))
+    old = mcmc.last_state.anchor
+    mcmc.post_warmup_state = mcmc.last_state
+    mcmc.run(jax.random.key(1), X, 2 * Y)
+    new = mcmc.last_state.anchor
+    np.testing.assert_array_equal(old.position["w"], new.position["w"])
+    assert not np.allclose(old.gradient["w"], new.gradient["w"])
+
+
+BAD = {
+    "batch": ({"batch_size": N + 1}, f"`batch_size` is {N + 1}, but the model was given {N} rows"),
+    "batch type": ({"batch_size": 0}, "`batch_size` must be an integer of at least 1, got 0"),
+    "step": ({"step_size": -1.0}, "`step_size` must be a positive number, or a schedule"),
+    "nan": ({"step_size": float("nan")}, "`step_size` must be a positive number"),
+    "temperature": ({"temperature": -1.0}, "`temperature` must be a number of at least 0"),
+    "batching": ({"batching": "epoch"}, "`batching` must be one of .*did you mean 'epochs'"),
+    "gradient": ({"gradient": "svgr"}, "`gradient` must be one of .*did you mean 'svrg'"),
+    "no interval": ({"gradient": "svrg"}, "`refresh_interval`.* goes with gradient='svrg'"),
+    "interval": ({"refresh_interval": 5}, "`refresh_interval`.* goes with gradient='svrg'"),
+    "preconditioner": ({"preconditioner": "rms"}, "`preconditioner` must be one of"),
+    "adapt": ({"adapt_preconditioner": "never"}, "`adapt_preconditioner` must be one of"),
+    "noise": ({"noise_estimate": -1.0}, "`noise_estimate` is a variance, not negative"),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_options(name, as_users_run):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        run(make("SGLD", **options))
+
+
+def test_bad_friction():
+    with pytest.raises(ValueError, match="give one of `friction` and `momentum_decay`"):
+        ppl_bnn.SGHMC(model, step_size=0.1, batch_size=2)
+    with pytest.raises(ValueError, match="`friction` must be positive"):
+        ppl_bnn.SGHMC(model, step_size=0.1, batch_size=2, friction=-1.0)
+    with pytest.raises(ValueError, match=r"`momentum_decay` must be in \[0, 1\)"):
+        ppl_bnn.SGHMC(model, step_size=0.1, batch_size=2, momentum_decay=1.0)
+
+
+def test_models_that_have_no_batches():
+    def no_rows(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1))
+        numpyro.sample("total", dist.Normal(w, 1.0), obs=1.0)
+
+    def subsampled(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+        with numpyro.plate("data", len(x), subsample_size=7) as index:
+            numpyro.sample("y", dist.Normal(x[index] @ w, 1.0), obs=y[index])
+
+    with pytest.raises(ValueError, match="no argument of the model holds the rows"):
+        run(make("SGLD", model=no_rows))
+    with pytest.raises(ValueError, match="'data' subsamples 7 of 200 rows"):
+        run(make("SGLD", model=subsampled))
+    with pytest.raises(ValueError, match="observe"):
+        make("SGLD").run(jax.random.key(0), X)
+
+
+def test_a_start_that_is_not_finite_is_refused():
+    mcmc = make("SGLD", warm_start=0, init_strategy={"w": jnp.full(3, 1e30)})
+    with pytest.raises(ValueError, match=r"chain 0 cannot start: .*'y'"):
+        run(mcmc)
