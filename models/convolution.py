@@ -8,7 +8,7 @@ a slow grouped one. A leapfrog trajectory is such a loop.
 
 - computes the gradient of the kernel as one matrix product for each offset in its window, and that
   of the input as an ordinary forward convolution;
-- maps over kernels, one convolution after the other, each of them over all cores.
+- takes the kernels of a mapped axis one after the other, each with all cores.
 
 What it does not cover (groups, dilation, channels first, mixed types) it leaves to `jax.lax`, and
 other platforms all. The platform is that of `jax.default_backend()` while tracing: a choice at
@@ -17,8 +17,8 @@ lowering (`jax.lax.platform_dependent`) would carry both versions through every 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import lru_cache, partial
+from collections.abc import Callable, Sequence
+from functools import partial
 from itertools import product
 from typing import Any
 
@@ -99,18 +99,28 @@ batch_group_count, precision, preferred_element_type, out_sharding
     return _convolve(lhs, rhs, strides, pads, precision)
 
 
+# Convolution, gradient of the input and gradient of the kernel are bilinear, and each is the adjoint
+# of the others in one argument: the rules below close, so that reverse mode can be repeated.
+
+
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
 def _convolve(
     lhs: jax.Array, rhs: jax.Array, strides: tuple[int, ...], pads: Pads, precision: Any
 ) -> jax.Array:
-    return _mappable(strides, pads, precision)(lhs, rhs)
+    def convolve(lhs, rhs):
+        numbers = _channels_last(len(strides))
+        return lax.conv_general_dilated(
+            lhs, rhs, strides, pads, dimension_numbers=numbers, precision=precision
+        )
+
+    return _one_by_one(convolve, fold=True)(lhs, rhs)
 
 
-def _forward(lhs, rhs, strides, pads, precision):
+def _convolve_forward(lhs, rhs, strides, pads, precision):
     return _convolve(lhs, rhs, strides, pads, precision), (lhs, rhs)
 
 
-def _backward(strides, pads, precision, residuals, cotangent):
+def _convolve_backward(strides, pads, precision, residuals, cotangent):
     lhs, rhs = residuals
     return (
         _input_gradient(cotangent, rhs, lhs.shape[1:-1], strides, pads, precision),
@@ -118,79 +128,85 @@ def _backward(strides, pads, precision, residuals, cotangent):
     )
 
 
-_convolve.defvjp(_forward, _backward)
+_convolve.defvjp(_convolve_forward, _convolve_backward)
 
 
 def _input_gradient(cotangent, rhs, space, strides, pads, precision):
     """Convolve the cotangent, spread by the strides, with the kernel turned round."""
     window = rhs.shape[:-2]
-    border = []
+    borders = []
     for size, width, stride, (low, _), out in zip(
         space, window, strides, pads, cotangent.shape[1:-1], strict=True
     ):
         before = width - 1 - low
         spread = (out - 1) * stride + 1
-        border.append((before, size + width - 1 - before - spread))
-    if any(stride > 1 for stride in strides) or any(min(pair) < 0 for pair in border):
-        interiors = [(*pair, stride - 1) for pair, stride in zip(border, strides, strict=True)]
-        cotangent = lax.pad(
-            cotangent, jnp.zeros((), cotangent.dtype), [(0, 0, 0), *interiors, (0, 0, 0)]
-        )
-        border = [(0, 0)] * len(window)
+        borders.append((before, size + width - 1 - before - spread))
+    if any(stride > 1 for stride in strides) or any(min(border) < 0 for border in borders):
+        spaced = [(*border, stride - 1) for border, stride in zip(borders, strides, strict=True)]
+        cotangent = _pad(cotangent, spaced)
+        borders = [(0, 0)] * len(window)
     turned = jnp.flip(rhs, range(len(window))).swapaxes(-1, -2)
-    return _convolve(cotangent, turned, (1,) * len(window), tuple(border), precision)
+    return _convolve(cotangent, turned, (1,) * len(window), tuple(borders), precision)
 
 
+@partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _kernel_gradient(cotangent, lhs, window, strides, pads, precision):
     """Multiply what each offset of the window saw with the cotangent."""
-    padded = lax.pad(
-        lhs, jnp.zeros((), lhs.dtype), [(0, 0, 0), *((*p, 0) for p in pads), (0, 0, 0)]
+    offsets = jnp.asarray(list(product(*map(range, window))), jnp.int32)
+    over_rows_and_space = ((tuple(range(lhs.ndim - 1)),) * 2, ((), ()))
+
+    def gradient(cotangent, lhs):
+        padded = _pad(lhs, [(*pair, 0) for pair in pads])
+        reach = [(n - 1) * s + 1 for n, s in zip(cotangent.shape[1:-1], strides, strict=True)]
+        shape = (lhs.shape[0], *reach, lhs.shape[-1])
+
+        def at(offset):
+            seen = lax.dynamic_slice(padded, (0, *offset, 0), shape)
+            seen = lax.slice(seen, (0,) * len(shape), shape, (1, *strides, 1))
+            return lax.dot_general(seen, cotangent, over_rows_and_space, precision=precision)
+
+        # a loop, since a program with a product for each offset takes long to compile
+        return lax.map(at, offsets).reshape(*window, lhs.shape[-1], cotangent.shape[-1])
+
+    return _one_by_one(gradient, fold=False)(cotangent, lhs)
+
+
+def _kernel_gradient_forward(cotangent, lhs, window, strides, pads, precision):
+    return _kernel_gradient(cotangent, lhs, window, strides, pads, precision), (cotangent, lhs)
+
+
+def _kernel_gradient_backward(window, strides, pads, precision, residuals, direction):
+    cotangent, lhs = residuals
+    return (
+        _convolve(lhs, direction, strides, pads, precision),
+        _input_gradient(cotangent, direction, lhs.shape[1:-1], strides, pads, precision),
     )
-    out = cotangent.shape[1:-1]
-    over_rows_and_space = tuple(range(lhs.ndim - 1))
-    products = []
-    for offset in product(*map(range, window)):
-        stop = [at + (n - 1) * s + 1 for at, n, s in zip(offset, out, strides, strict=True)]
-        seen = lax.slice(
-            padded,
-            (0, *offset, 0),
-            (lhs.shape[0], *stop, lhs.shape[-1]),
-            (1, *strides, 1),
-        )
-        products.append(
-            lax.dot_general(
-                seen, cotangent, ((over_rows_and_space,) * 2, ((), ())), precision=precision
-            )
-        )
-    return jnp.stack(products).reshape(*window, lhs.shape[-1], cotangent.shape[-1])
 
 
-@lru_cache
-def _mappable(strides: tuple[int, ...], pads: Pads, precision: Any):
-    """Convolution that is mapped over kernels one by one."""
+_kernel_gradient.defvjp(_kernel_gradient_forward, _kernel_gradient_backward)
 
-    @jax.custom_batching.custom_vmap
-    def convolve(lhs, rhs):
-        return lax.conv_general_dilated(
-            lhs,
-            rhs,
-            strides,
-            pads,
-            dimension_numbers=_channels_last(len(strides)),
-            precision=precision,
-        )
 
-    @convolve.def_vmap
-    def over_kernels(_, is_mapped, lhs, rhs):
-        lhs_is_mapped, rhs_is_mapped = is_mapped
-        if not rhs_is_mapped:
-            rows = convolve(lhs.reshape(-1, *lhs.shape[2:]), rhs)
-            return rows.reshape(*lhs.shape[:2], *rows.shape[1:]), True
-        if not lhs_is_mapped:
-            return lax.map(lambda kernel: convolve(lhs, kernel), rhs), True
-        return lax.map(lambda pair: convolve(*pair), (lhs, rhs)), True
+def _one_by_one(function: Callable, *, fold: bool) -> Callable:
+    """Make `jax.vmap` over both arguments a loop; with `fold`, over the first alone more rows."""
+    mappable = jax.custom_batching.custom_vmap(function)
 
-    return convolve
+    @mappable.def_vmap
+    def mapped(_, is_mapped, first, second):
+        if not is_mapped[1] and fold:
+            rows = mappable(first.reshape(-1, *first.shape[2:]), second)
+            return rows.reshape(*first.shape[:2], *rows.shape[1:]), True
+        if not is_mapped[1]:
+            return lax.map(lambda one: mappable(one, second), first), True
+        if not is_mapped[0]:
+            return lax.map(lambda one: mappable(first, one), second), True
+        return lax.map(lambda pair: mappable(*pair), (first, second)), True
+
+    return mappable
+
+
+def _pad(x: jax.Array, space: Sequence[tuple[int, int, int]]) -> jax.Array:
+    """Zeros around and between the cells: below, above and between, for each axis of space."""
+    return lax.pad(x, jnp.zeros((), x.dtype), [(0, 0, 0), *space, (0, 0, 0)])
 
 
 def _channels_last(num_space: int) -> lax.ConvDimensionNumbers:

@@ -42,7 +42,8 @@ class ThresholdedLinearUnit(nnx.Module):
 class FilterResponseNorm(nnx.Module):
     """``gamma * x / sqrt(nu2 + epsilon) + beta``, with ``nu2`` the mean square over space.
 
-    Each row and channel is normalised by itself. The parameters are ``gamma`` (at first 1) and
+    Each row and channel is normalised by itself; where there is one cell of space alone, little but
+    the sign of x is left of it. The parameters are ``gamma`` (at first 1) and
     ``beta`` (at first 0) of shape (channels,), and ``threshold.tau`` if there is a threshold.
 
     Parameters

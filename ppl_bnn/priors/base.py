@@ -14,6 +14,7 @@ PriorFunction: TypeAlias = Callable[[str, tuple[int, ...]], dist.Distribution | 
 Prior: TypeAlias = (
     dist.Distribution | PriorFunction | Mapping[str, dist.Distribution | PriorFunction]
 )
+BiasPrior: TypeAlias = dist.Distribution | ArrayLike | None
 
 
 class WeightPrior(ABC):
@@ -29,7 +30,7 @@ class WeightPrior(ABC):
     """
 
     fan_in: bool
-    bias: dist.Distribution | ArrayLike | None
+    bias: BiasPrior
     fan_in_power: ClassVar[float] = 0.5
 
     def __call__(self, path: str, shape: tuple[int, ...]) -> dist.Distribution | jax.Array:

@@ -1,16 +1,14 @@
 """Priors under which all weights are independent, with a scale that is given."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import ClassVar
 
 import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
-from ppl_bnn.priors.base import PriorFunction, WeightPrior, check_positive
-
-BiasPrior = dist.Distribution | ArrayLike | None
+from ppl_bnn.priors.base import BiasPrior, PriorFunction, WeightPrior, check_positive
 
 
 def normal(
@@ -284,7 +282,7 @@ class FanInNormal(WeightPrior):
 
     gain: ArrayLike
     bias: BiasPrior
-    fan_in: ClassVar[bool] = True
+    fan_in: bool = field(default=True, init=False, repr=False)
 
     def of_weight(self, path: str, shape: tuple[int, ...], factor: float) -> dist.Distribution:
         """Give the prior of one parameter, its scale multiplied by `factor`."""

@@ -101,8 +101,8 @@ def check(
     )
     targets = None if y is None else _targets(y, replay.value_shape())
     kind = _kind(replay.distribution)
-    values = _evaluate(replay, kind)
-    return PriorCheck(kind, site, args, targets, **values)
+    functions, variances = _evaluate(replay, kind)
+    return PriorCheck(kind, site, args, targets, functions, variances)
 
 
 def _one_draw(model: Callable, site: str) -> Callable:
@@ -189,8 +189,8 @@ def _kind(distribution: Any) -> str:
     return "real" if lower is None or np.any(np.asarray(lower) < 0) else "positive"
 
 
-def _evaluate(replay: Replay, kind: str) -> dict[str, np.ndarray | None]:
-    """What the observed site's distribution says in each draw, points on axis 1."""
+def _evaluate(replay: Replay, kind: str) -> tuple[np.ndarray, np.ndarray | None]:
+    """Functions and variances of all draws, as `PriorCheck` holds them."""
     axis = replay.point_axis
 
     def moments(distribution: Any) -> tuple[jax.Array, jax.Array]:
@@ -211,4 +211,4 @@ def _evaluate(replay: Replay, kind: str) -> dict[str, np.ndarray | None]:
         for rows, chunk in replay.chunks(moments)
     ]
     functions, variances = (np.concatenate(arrays, axis=1) for arrays in zip(*parts, strict=True))
-    return {"functions": functions, "variances": None if kind == "classes" else variances}
+    return functions, None if kind == "classes" else variances

@@ -18,9 +18,13 @@ import numpyro.distributions as dist
 from jax.typing import ArrayLike
 from numpyro.distributions import constraints
 
-from ppl_bnn.priors.base import PriorFunction, WeightPrior, check_positive, expand_to_event
-
-BiasPrior = dist.Distribution | ArrayLike | None
+from ppl_bnn.priors.base import (
+    BiasPrior,
+    PriorFunction,
+    WeightPrior,
+    check_positive,
+    expand_to_event,
+)
 
 
 def hierarchical(

@@ -99,6 +99,7 @@ def double_well(rng_key, position):
     return jax.value_and_grad(lambda p: 8 * (p["a"] ** 2 - 1) ** 2 + 0.5 * p["a"])(position)
 
 
+@pytest.mark.slow
 def test_swaps_carry_a_chain_between_wells(simulate, assert_mean):
     with jax.enable_x64(True):
         theta = np.linspace(-3, 3, 6001)
@@ -128,12 +129,15 @@ def test_neighbours_trade_places():
     def flat(position):
         return -position["a"], jax.tree.map(jnp.zeros_like, position)
 
-    step = partial(
-        replica_exchange.step, step_size=0.0, temperatures=jnp.array([1.0, 2.0, 3.0, 4.0, 5.0])
-    )
+    @jax.jit
+    def step(rng_key, swap):
+        return replica_exchange.step(
+            rng_key, state, flat, step_size=0.0, temperatures=jnp.arange(1.0, 6.0), swap=swap
+        )
+
     seen = set()
     for key in jax.random.split(jax.random.key(0), 30):
-        new, info = step(key, state, flat)  # the potential falls with the index: all want to swap
+        new, info = step(key, True)  # the potential falls with the index: all want to swap
         order = np.asarray(new.position["a"]).astype(int)
         seen.add(tuple(order))
         np.testing.assert_array_equal(new.position["b"], positions["b"][order])
@@ -141,7 +145,7 @@ def test_neighbours_trade_places():
         np.testing.assert_array_equal(info.is_swapped, info.is_attempted)
         assert info.swap_probability.shape == (4,)
     assert seen == {(1, 0, 3, 2, 4), (0, 2, 1, 4, 3)}
-    new, info = step(jax.random.key(0), state, flat, swap=False)
+    new, info = step(jax.random.key(0), False)
     np.testing.assert_array_equal(new.position["a"], positions["a"])
     assert not np.any(info.is_attempted)
 

@@ -430,7 +430,5 @@ def test_cycles_find_all_modes():
     distance = np.abs(shares - 1 / 25).sum(1) / 2
     assert np.all((shares > 0).sum(1) >= 20)
     assert np.all(distance <= 0.15), distance
-    print(distance)
     plain = occupied(schedules.constant(0.02), lambda t: 1.0, lambda t: True)
-    print((plain>0).sum(1))
     assert np.all((plain > 0).sum(1) < 10)
