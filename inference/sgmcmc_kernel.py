@@ -67,7 +67,7 @@ class SGMCMC(ModelKernel):
         Steps of Adam, on minibatches, that each chain takes before its first transition.
     """
 
-    default_fields = (
+    default_fields: tuple[str, ...] = (
         "z",
         "potential_energy",
         "step_size",
@@ -99,7 +99,16 @@ class SGMCMC(ModelKernel):
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         raise NotImplementedError
 
-    def _core_step(self, rng_key: jax.Array, core: Any, gradient: Callable, **options: Any) -> Any:
+    def _core_step(
+        self,
+        rng_key: jax.Array,
+        core: Any,
+        gradient: Callable,
+        *,
+        step_size: jax.Array,
+        temperature: jax.Array,
+        in_warmup: jax.Array,
+    ) -> Any:
         raise NotImplementedError
 
     def _make_target(self, args: tuple, kwargs: dict) -> Target:
@@ -286,10 +295,11 @@ def _refresh(state: SGMCMCState, target: Target, arrays: Any, chains: Chains) ->
     """Recompute the anchor of a state that comes from other data."""
     if state.anchor is None:
         return state
+    position = state.anchor.position
 
     def recompute(state: SGMCMCState) -> SGMCMCState:
         log_density = target.log_density(arrays)
-        anchor: Anchor = chains.map(lambda z: at_anchor(z, log_density))(state.anchor.position)
+        anchor: Anchor = chains.map(lambda z: at_anchor(z, log_density))(position)
         return state._replace(
             anchor=anchor, data=jnp.broadcast_to(target.fingerprint, state.data.shape)
         )

@@ -98,7 +98,14 @@ class SGLD(SGMCMC):
         return sgld.init(position, _make(self.preconditioner))
 
     def _core_step(
-        self, rng_key: jax.Array, core: Any, gradient: Callable, *, in_warmup: Any, **options: Any
+        self,
+        rng_key: jax.Array,
+        core: Any,
+        gradient: Callable,
+        *,
+        step_size: jax.Array,
+        temperature: jax.Array,
+        in_warmup: jax.Array,
     ) -> Any:
         return sgld.step(
             rng_key,
@@ -108,7 +115,8 @@ class SGLD(SGMCMC):
             adapt=True if self.adapt_preconditioner == "always" else in_warmup,
             curvature_correction=self.curvature_correction,
             noise_estimate=self.noise_estimate,
-            **options,
+            step_size=step_size,
+            temperature=temperature,
         )
 
 
@@ -188,8 +196,8 @@ class SGHMC(SGMCMC):
         gradient: Callable,
         *,
         step_size: jax.Array,
-        in_warmup: Any,
-        **options: Any,
+        temperature: jax.Array,
+        in_warmup: jax.Array,
     ) -> Any:
         friction: Any = self.friction
         if self.momentum_decay is not None:
@@ -201,13 +209,13 @@ class SGHMC(SGMCMC):
             rng_key,
             core,
             gradient,
-            step_size=step_size,
             friction=friction,
             integrator=self.integrator,
             preconditioner=_make(self.preconditioner),
             adapt=True if self.adapt_preconditioner == "always" else in_warmup,
             noise_estimate=self.noise_estimate,
-            **options,
+            step_size=step_size,
+            temperature=temperature,
         )
 
 
@@ -273,7 +281,14 @@ class SGNHT(SGMCMC):
         )
 
     def _core_step(
-        self, rng_key: jax.Array, core: Any, gradient: Callable, *, in_warmup: Any, **options: Any
+        self,
+        rng_key: jax.Array,
+        core: Any,
+        gradient: Callable,
+        *,
+        step_size: jax.Array,
+        temperature: jax.Array,
+        in_warmup: jax.Array,
     ) -> Any:
         return sgnht.step(
             rng_key,
@@ -282,7 +297,8 @@ class SGNHT(SGMCMC):
             diffusion=self.diffusion,
             thermal_mass=self.thermal_mass,
             integrator=self.integrator,
-            **options,
+            step_size=step_size,
+            temperature=temperature,
         )
 
 

@@ -18,7 +18,7 @@ from ppl_bnn.inference.start import check_init_strategy
 from ppl_bnn.mesh import check_mesh
 from ppl_bnn.row_likelihood import check_chunk_size
 
-Schedule = Callable[[jax.Array], jax.Array]
+Schedule = Callable[[jax.Array | int], jax.Array | float]
 
 
 @dataclass(frozen=True)

@@ -24,6 +24,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 Pads = tuple[tuple[int, int], ...]
@@ -99,8 +100,8 @@ batch_group_count, precision, preferred_element_type, out_sharding
     return _convolve(lhs, rhs, strides, pads, precision)
 
 
-# Convolution, gradient of the input and gradient of the kernel are bilinear, and each is the adjoint
-# of the others in one argument: the rules below close, so that reverse mode can be repeated.
+# A convolution, the gradient of its input and that of its kernel are bilinear, and each is the
+# adjoint of the others in one argument: the rules below close, so reverse mode can be repeated.
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4))
@@ -152,7 +153,7 @@ def _input_gradient(cotangent, rhs, space, strides, pads, precision):
 @partial(jax.custom_vjp, nondiff_argnums=(2, 3, 4, 5))
 def _kernel_gradient(cotangent, lhs, window, strides, pads, precision):
     """Multiply what each offset of the window saw with the cotangent."""
-    offsets = jnp.asarray(list(product(*map(range, window))), jnp.int32)
+    offsets = np.array([(0, *offset, 0) for offset in product(*map(range, window))])
     over_rows_and_space = ((tuple(range(lhs.ndim - 1)),) * 2, ((), ()))
 
     def gradient(cotangent, lhs):
@@ -161,7 +162,7 @@ def _kernel_gradient(cotangent, lhs, window, strides, pads, precision):
         shape = (lhs.shape[0], *reach, lhs.shape[-1])
 
         def at(offset):
-            seen = lax.dynamic_slice(padded, (0, *offset, 0), shape)
+            seen = lax.dynamic_slice(padded, list(offset), shape)
             seen = lax.slice(seen, (0,) * len(shape), shape, (1, *strides, 1))
             return lax.dot_general(seen, cotangent, over_rows_and_space, precision=precision)
 

@@ -71,12 +71,12 @@ def last_state(
     kernel = cell.dense_h.kernel[...]
     zeros = jnp.zeros((x.shape[0], cell.hidden_features), jnp.result_type(x, kernel))
     start = (zeros, zeros) if isinstance(cell, nnx.OptimizedLSTMCell) else zeros
-    if mask is None:
-        steps = (jnp.moveaxis(x, 1, 0), None)
-    else:
+    is_step = None
+    if mask is not None:
         # a NaN in what is left out would reach the gradient through `where` alone
         x = jnp.where(mask[..., None], x, 0.0)
-        steps = (jnp.moveaxis(x, 1, 0), mask.T[..., None])
+        is_step = mask.T[..., None]
+    steps = (jnp.moveaxis(x, 1, 0), is_step)
 
     def advance(state, step):
         inputs, is_step = step

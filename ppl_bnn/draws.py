@@ -88,11 +88,13 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
             for name, value in draws.get_extra_fields(group_by_chain=True).items()
             if isinstance(value, jax.Array | np.ndarray)
         }
-        samples, stats = _kept(_on_host(draws.get_samples(group_by_chain=True)), _on_host(stats))
+        samples, kept_stats = _kept(
+            _on_host(draws.get_samples(group_by_chain=True)), _on_host(stats)
+        )
         return Draws(
             samples=samples,
             model=getattr(draws.sampler, "model", None) if model is None else model,
-            stats=stats,
+            stats=kept_stats,
             fitted=_by_name(getattr(draws.sampler, "model", None), draws._args, draws._kwargs),
         )
     saved = posterior(draws)
@@ -124,7 +126,7 @@ def _kept(samples: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
             "the step-size schedule keeps none of the draws of this run: make it longer than the "
             "exploration stage of a cycle, or take fewer `steps_per_draw`"
         )
-    return tuple({n: v[:, kept] for n, v in arrays.items()} for arrays in (samples, stats))
+    return ({n: v[:, kept] for n, v in samples.items()}, {n: v[:, kept] for n, v in stats.items()})
 
 
 def _by_name(model: Callable | None, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:

@@ -44,7 +44,8 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> None:
         filled = list(leaves)
         for i, array in zip(where, arrays, strict=True):
             filled[i] = array
-        token = _calls.set(found := [])
+        found: list[Call] = []
+        token = _calls.set(found)
         try:
             seeded_trace(model, *jax.tree.unflatten(treedef, filled))
         finally:

@@ -50,7 +50,7 @@ def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
         return _conditional_moments(model, names, args, kwargs, key)
 
     # sites with the same moments in two draws of the prior depend on no other site
-    means, variances = _run(jax.vmap(moments), jax.random.key(1), 2)
+    means, variances = _run(jax.vmap(moments), seed=1, num_keys=2)
     scales, drawn = {}, []
     for name in names:
         # equal_nan: the mean and variance of a Cauchy are NaN or infinite
@@ -71,15 +71,16 @@ def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
     def draw(key: jax.Array) -> Tree:
         return _draw(model, names, args, kwargs, key)[1]
 
-    draws = _run(jax.vmap(draw), jax.random.key(0), NUM_DRAWS)
+    draws = _run(jax.vmap(draw), seed=0, num_keys=NUM_DRAWS)
     quartiles = {name: np.quantile(x, [0.25, 0.75], axis=0) for name, x in draws.items()}
     return {name: np.asarray((q[1] - q[0]) / 1.349) for name, q in quartiles.items()}
 
 
-def _run(fn: Callable, key: jax.Array, num_keys: int) -> Any:
+def _run(fn: Callable, *, seed: int, num_keys: int) -> Any:
     """``fn(keys)`` as NumPy arrays, also while a caller's program is traced."""
     with concretely():
-        return jax.device_get(jax.jit(fn)(jax.random.split(key, num_keys)))
+        keys = jax.random.split(jax.random.key(seed), num_keys)
+        return jax.device_get(jax.jit(fn)(keys))
 
 
 def _draw(model, names, args, kwargs, key):
@@ -125,7 +126,7 @@ def _marginal_scales(moments: Callable, names: Sequence[str]) -> Scales:
         zeros = jax.tree.map(jnp.zeros_like, origin)
         return jax.lax.scan(add, (zeros, zeros, zeros, zeros), keys)[0]
 
-    total, square, variance, largest = _run(run, jax.random.key(0), NUM_DRAWS)
+    total, square, variance, largest = _run(run, seed=0, num_keys=NUM_DRAWS)
     scales = {}
     for name in names:
         between = square[name] / NUM_DRAWS - (total[name] / NUM_DRAWS) ** 2

@@ -19,6 +19,7 @@ RNG = np.random.default_rng(0)
 X = RNG.normal(size=(61, 3)).astype(np.float32)
 Y = (X @ np.array([1.0, -1.0, 0.5]) + 0.3 * RNG.normal(size=61)).astype(np.float32)
 CALLS = []
+SLOW = pytest.mark.slow
 
 
 def model(x, y=None):
@@ -76,7 +77,7 @@ METHODS = {
 
 
 # one without and one with momenta; the others differ from them in what a step computes
-@pytest.fixture(params=["HMC", "SGLD-CV", "SGHMC"])
+@pytest.fixture(params=["HMC", *(pytest.param(n, marks=SLOW) for n in ("SGLD-CV", "SGHMC"))])
 def kernel(request):
     return KERNELS[request.param][0]
 
@@ -93,8 +94,14 @@ def make(kernel, num_warmup=20, num_samples=30, num_chains=1, **options):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *product(["HMC", "SGHMC"], METHODS),
-        *product(["SGLD-CV", "SGNHT"], ["one chain", "vectorized"]),
+        *product(["HMC"], METHODS),
+        ("SGHMC", "vectorized"),
+        *(
+            pytest.param("SGHMC", method, marks=SLOW)
+            for method in METHODS
+            if method != "vectorized"
+        ),
+        *(pytest.param(name, "vectorized", marks=SLOW) for name in ("SGLD-CV", "SGNHT")),
     ],
 )
 def test_chain_methods_thinning_and_extra_fields(name, method):
@@ -217,7 +224,7 @@ BIG_Y = (BIG_X[:, 0] + 0.1 * RNG.normal(size=N)).astype(np.float32)
 def big_model(x, y=None):
     w = numpyro.sample("w", dist.Normal(0, 1).expand([D]).to_event(1))
     with numpyro.plate("data", x.shape[0]):
-        numpyro.sample("y", dist.Normal(x @ w, 0.3), obs=y)
+        numpyro.sample("y", dist.Normal(x @ w, 3.0), obs=y)
 
 
 @pytest.fixture

@@ -44,7 +44,7 @@ def test_numbers_against_closed_forms():
 
 
 def test_chunks_are_of_the_same_draws():
-    model = models.regression(models.MLP(3, (5,), 1), priors.fan_in_normal())
+    model = linear()
     whole = priors.check(model, X, num_draws=7)
     parts = priors.check(model, X, num_draws=7, batch_size=3, points_batch_size=9)
     np.testing.assert_allclose(parts.functions, whole.functions, rtol=1e-5, atol=1e-6)
@@ -214,9 +214,9 @@ def test_bad_input():
     [
         (linear(), X, Y),
         (linear(), X, None),
-        (classifier(priors.fan_in_normal()), X, None),
-        (models.regression(models.MLP(1, (4,), 1), priors.normal()), X[:, :1], Y),
-        (models.regression(models.MLP(3, (4,), 2), priors.normal()), X, None),
+        (classifier(priors.fan_in_normal(), hidden=()), X, None),
+        (models.regression(models.MLP(1, (), 1), priors.normal()), X[:, :1], Y),
+        (models.regression(models.MLP(3, (), 2), priors.normal()), X, None),
     ],
     ids=["ranges", "without-y", "classes", "lines", "outputs"],
 )

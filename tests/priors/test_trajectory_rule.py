@@ -148,18 +148,20 @@ def test_priors_without_a_scale_need_a_trajectory_length(prior):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("prior", [priors.horseshoe(0.3), priors.regularized_horseshoe(0.3)])
+@pytest.mark.parametrize(
+    "prior", [priors.horseshoe(0.3), priors.regularized_horseshoe(0.3, bias=1.0)]
+)
 def test_non_centred_horseshoes_have_a_length_and_run(prior):
     np.testing.assert_allclose(length(prior), np.pi / 2, rtol=1e-5)
     mcmc = run(prior, transitions=5, num_steps=10, chunk_size=6)
     samples = mcmc.get_samples()
     product = (
-        samples["net/layers.0.bias.global_scale"][:, None]
-        * samples["net/layers.0.bias.local_scale"]
-        * samples["net/layers.0.bias.decentered"]
+        samples["net/layers.0.kernel.global_scale"][:, None, None]
+        * samples["net/layers.0.kernel.local_scale"]
+        * samples["net/layers.0.kernel.decentered"]
     )
     if prior == priors.horseshoe(0.3):
-        np.testing.assert_allclose(samples["net/layers.0.bias"], product, rtol=1e-4)
+        np.testing.assert_allclose(samples["net/layers.0.kernel"], product, rtol=1e-4)
     assert samples["net/layers.0.kernel"].shape == (5, 3, 4)
     assert np.isfinite(mcmc.get_extra_fields()["energy"]).all()
     prediction = ppl_bnn.predict(mcmc, X[:5])
