@@ -31,11 +31,11 @@ def classification(net: Any, prior: Prior) -> "Classification":
     Returns
     -------
     callable
-        ``model(x, y=None)``, with x of shape (N, ...), or a dictionary of such arrays for a network
-        of several inputs, by the names of its arguments; and y integers of shape (N,), from 0 to
-        the number of classes less one. Its sites are ``net/...`` and the observed ``y``, in the
-        plate ``data``. In a call it raises a ValueError if `net` gives fewer than two outputs or y
-        has another shape.
+        ``model(x, y=None)``, with x of shape (N, ...), or a dictionary (or NamedTuple) of such for
+        a network of several inputs, by the names of its arguments; and y integers of shape (N,),
+        from 0 to the number of classes less one. Its sites are ``net/...`` and the observed ``y``,
+        in the plate ``data``. In a call it raises a ValueError if `net` gives fewer than two
+        outputs or y has another shape.
     """
     return Classification(net, prior)
 

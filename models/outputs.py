@@ -11,7 +11,8 @@ from ppl_bnn.priors import Prior
 from ppl_bnn.random_module import random_module
 
 AnyArray: TypeAlias = Array | np.ndarray
-Inputs: TypeAlias = Shaped[AnyArray, "N *features"] | Mapping[str, Shaped[AnyArray, "N *_"]]
+# a dictionary or a NamedTuple holds the inputs of a network that takes several
+Inputs: TypeAlias = Shaped[AnyArray, "N *features"] | Mapping[str, Any] | tuple[Any, ...]
 
 
 def num_rows(x: Inputs) -> int:
@@ -28,7 +29,7 @@ def outputs_of(net: Any, prior: Prior, x: Inputs) -> Shaped[Array, "N outputs"]:
         If the network's output does not have one row for each row of `x` and one axis more, or if
         `x` is a tuple without names.
     """
-    if hasattr(x, "_asdict"):  # a NamedTuple
+    if hasattr(x, "_asdict"):
         x = x._asdict()
     if isinstance(x, tuple):
         raise ValueError(

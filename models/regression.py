@@ -57,10 +57,11 @@ def regression(
     Returns
     -------
     callable
-        ``model(x, y=None)``, with x of shape (N, ...), or a dictionary of such arrays for a network
-        of several inputs, by the names of its arguments; and y of shape (N,), or (N, targets) for
-        more than one target. Its sites are ``net/...``, ``noise`` (for homoscedastic noise, one for
-        each target), ``df`` (if it has a prior) and the observed ``y``, in the plate ``data``.
+        ``model(x, y=None)``, with x of shape (N, ...), or a dictionary (or NamedTuple) of such for
+        a network of several inputs, by the names of its arguments; and y of shape (N,), or (N,
+        targets) for more than one target. Its sites are ``net/...``, ``noise`` (for homoscedastic
+        noise, one for each target), ``df`` (if it has a prior) and the observed ``y``, in the plate
+        ``data``.
 
     Raises
     ------

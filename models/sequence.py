@@ -15,7 +15,7 @@ AnyArray = Array | np.ndarray
 
 
 class SequenceClassifier(nnx.Module):
-    """A recurrent cell over a series and a dense layer on its last hidden state.
+    """A recurrent cell over a series, and a dense layer on its last hidden state.
 
     Its parameters are ``cell.dense_i.kernel``, ``cell.dense_h.kernel``, one ``bias`` of these
     (``cell.dense_h.bias`` of an LSTM, ``cell.dense_i.bias`` of a GRU), ``dense.kernel`` and
@@ -34,6 +34,8 @@ class SequenceClassifier(nnx.Module):
     missing_values : bool
         Whether values may be missing. Then the cell sees zero for a missing value and, as another
         `in_features` features, which ones were measured.
+    static_features : int
+        Features of a whole series (age, say), which the dense layer sees beside the hidden state.
     rngs : flax.nnx.Rngs, optional
         Keys for the initial weights, ``nnx.Rngs(0)`` by default.
 
@@ -41,7 +43,8 @@ class SequenceClassifier(nnx.Module):
     ------
     ValueError
         If a size is not positive or there is no such cell; and in a call, if a shape or type is
-        wrong, or `observed` is given to a network without `missing_values`.
+        wrong, `observed` is given to a network without `missing_values`, or `static` and
+        `static_features` do not agree.
 
     References
     ----------
@@ -57,11 +60,15 @@ class SequenceClassifier(nnx.Module):
         cell: str = "lstm",
         *,
         missing_values: bool = False,
+        static_features: int = 0,
         rngs: nnx.Rngs | None = None,
     ):
         check_sizes(in_features=in_features, hidden_size=hidden_size, num_classes=num_classes)
+        if static_features:
+            check_sizes(static_features=static_features)
         rngs = nnx.Rngs(0) if rngs is None else rngs
         self.in_features, self.missing_values = in_features, missing_values
+        self.static_features = static_features
         self.described = describe(
             "SequenceClassifier",
             in_features,
@@ -69,16 +76,18 @@ class SequenceClassifier(nnx.Module):
             num_classes,
             cell,
             missing_values=missing_values,
+            static_features=static_features,
         )
         seen = 2 * in_features if missing_values else in_features
         self.cell = make_cell(cell, seen, hidden_size, rngs)
-        self.dense = nnx.Linear(hidden_size, num_classes, rngs=rngs)
+        self.dense = nnx.Linear(hidden_size + static_features, num_classes, rngs=rngs)
 
     def __call__(
         self,
         x: Shaped[AnyArray, "..."],
         mask: Shaped[AnyArray, "..."] | None = None,
         observed: Shaped[AnyArray, "..."] | None = None,
+        static: Shaped[AnyArray, "..."] | None = None,
     ) -> Float[Array, "N K"]:
         """Give logits.
 
@@ -92,6 +101,8 @@ class SequenceClassifier(nnx.Module):
         observed : array of bool, optional
             Shape of x: True where a value was measured; elsewhere x may hold anything. By default
             all that are not NaN. Only with `missing_values`.
+        static : array, optional
+            Shape (N, static_features). With, and only with, `static_features`.
 
         Returns
         -------
@@ -110,15 +121,31 @@ class SequenceClassifier(nnx.Module):
                 "observed was given, but this SequenceClassifier was built without missing values; "
                 "build it with missing_values=True"
             )
+        self._check_static(static, x.shape[0])
         series: jax.Array = jnp.asarray(x)
         if self.missing_values:
             known = ~jnp.isnan(series) if observed is None else jnp.asarray(observed)
             series = jnp.where(known, series, 0)
             series = jnp.concatenate([series, known.astype(series.dtype)], axis=-1)
         steps = None if mask is None else jnp.asarray(mask)
-        return self.dense(last_state(self.cell, series, steps))
+        state = last_state(self.cell, series, steps)
+        if static is not None:
+            state = jnp.concatenate([state, jnp.asarray(static, state.dtype)], axis=-1)
+        return self.dense(state)
 
-    def check_inputs(self, x: Any, mask: Any = None, observed: Any = None) -> None:
+    def _check_static(self, static: AnyArray | None, num_rows: int) -> None:
+        got = 0 if static is None else static.shape[-1]
+        if got != self.static_features or (static is not None and static.shape[:-1] != (num_rows,)):
+            shape = None if static is None else static.shape
+            raise ValueError(
+                f"static has shape {shape}, but this SequenceClassifier was built with "
+                f"static_features={self.static_features} and x has {num_rows} rows; build it with "
+                "as many as the columns of static, or leave static out"
+            )
+
+    def check_inputs(
+        self, x: Any, mask: Any = None, observed: Any = None, static: Any = None
+    ) -> None:
         """Refuse values that are not finite where there is a step and a measurement.
 
         Raises

@@ -76,8 +76,8 @@ def test_wrong_number_of_features(x):
 
 
 def test_unknown_activation_lists_the_names():
-    with pytest.raises(ValueError, match=r"one of \['swish', 'tanh', .*'relu'\].*got 'mish'"):
-        MLP(3, (4,), 1, activation="mish")
+    with pytest.raises(ValueError, match=r"one of \['swish', 'tanh', .*'relu'\].*got 'selu'"):
+        MLP(3, (4,), 1, activation="selu")
 
 
 @pytest.mark.parametrize("sizes", [(0, (4,), 1), (3, (4, 0), 1), (3, (4,), -1)])

@@ -7,7 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
+from numpyro import handlers
 
+from ppl_bnn import datasets, models, priors
 from ppl_bnn.models import SequenceClassifier
 from ppl_bnn.models.recurrent import last_state, make_cell
 
@@ -124,7 +126,9 @@ def test_repeatable_picklable_and_described():
     net = SequenceClassifier(4, 5, 2, "gru")
     np.testing.assert_array_equal(SequenceClassifier(4, 5, 2, "gru")(X), net(X))
     np.testing.assert_array_equal(pickle.loads(pickle.dumps(net))(X), net(X))
-    assert repr(net) == "SequenceClassifier(4, 5, 2, 'gru', missing_values=False)"
+    assert (
+        repr(net) == "SequenceClassifier(4, 5, 2, 'gru', missing_values=False, static_features=0)"
+    )
 
 
 def test_float64_parameters():
@@ -172,3 +176,27 @@ def test_values_that_count_must_be_finite():
     with_gaps.check_inputs(holes, observed=~np.isnan(holes))
     with pytest.raises(ValueError, match="NaN or infinite"):
         with_gaps.check_inputs(holes, observed=np.ones_like(holes, bool))
+
+
+def test_static_features_stand_beside_the_hidden_state():
+    static = np.arange(6, dtype=np.float32).reshape(3, 2)
+    plain = SequenceClassifier(4, 5, 2)
+    net = SequenceClassifier(4, 5, 2, static_features=2)
+    nnx.update(net.cell, nnx.state(plain.cell))
+    kernel, bias = net.dense.kernel[...], net.dense.bias[...]
+    hidden = last_state(plain.cell, jnp.asarray(X), None)
+    expected = hidden @ kernel[:5] + static @ kernel[5:] + bias
+    np.testing.assert_allclose(net(X, static=static), expected, rtol=1e-5, atol=1e-6)
+    for wrong in (None, static[:, :1], static[:2]):
+        with pytest.raises(ValueError, match=r"static_features=2 and x has 3 rows"):
+            net(X, static=wrong)
+    with pytest.raises(ValueError, match=r"static has shape \(3, 2\).*static_features=0"):
+        plain(X, static=static)
+
+
+def test_series_of_a_data_set_go_into_a_ready_model():
+    series = datasets.Series(X, np.ones((3, 6), bool), X > 0, X[:, 0, :2])
+    net = SequenceClassifier(4, 5, 2, missing_values=True, static_features=2)
+    model = models.classification(net, priors.normal())
+    trace = handlers.trace(handlers.seed(model, 0)).get_trace(series, np.array([0, 1, 0]))
+    assert trace["y"]["fn"].logits.shape == (3, 2)
