@@ -67,6 +67,7 @@ def assert_close(found, expected, rtol=2e-5):
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["plain", "against_anchor"])
 @pytest.mark.parametrize("devices", [None, 2])
 def test_estimates_are_unbiased_over_all_batches(kind, devices):

@@ -230,6 +230,7 @@ def gaussian_50():
     numpyro.sample("x", dist.MultivariateNormal(0.0, covariance))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "options",
     [
@@ -269,6 +270,7 @@ def spherical(scale=ALPHA):
     return model
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("temperature", [1.0, 0.3])
 @pytest.mark.parametrize(
     "inverse_mass_matrix",

@@ -33,6 +33,7 @@ def make(kernel, num_warmup=20, num_samples=30, num_chains=1, **options):
     )
 
 
+@pytest.mark.slow
 def test_a_longer_warmup_asked_for_on_resume_adapts_no_further():
     mcmc = make(ppl_bnn.HMC(model, warm_start=20), num_warmup=20)
     mcmc.run(jax.random.key(0), X, Y)
@@ -43,6 +44,7 @@ def test_a_longer_warmup_asked_for_on_resume_adapts_no_further():
     assert (step_sizes == float(mcmc.last_state.step_size)).all()
 
 
+@pytest.mark.slow
 def test_new_data_after_a_state_was_set_are_used():
     mcmc = make(ppl_bnn.HMC(model, warm_start=20), num_chains=2, num_samples=200)
     mcmc.run(jax.random.key(0), X, Y)
@@ -140,6 +142,7 @@ def placed(how, mesh):
     return jax.device_put(BIG_X[:-1], spec), jax.device_put(BIG_Y[:-1], spec)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chains", [1, 2])
 @pytest.mark.parametrize("how", ["numpy", "one device", "sharded"])
 def test_data_stay_sharded_under_default_arguments(programs, how, chains):
@@ -160,6 +163,7 @@ def test_data_stay_sharded_under_default_arguments(programs, how, chains):
     assert len(re.findall(r" all-reduce(?:-start)?\(", text)) == 3
 
 
+@pytest.mark.slow
 def test_mesh_of_chains_and_data_gives_the_same_posterior():
     mesh = ppl_bnn.mesh(data=2, chains=2)
     draws = [
@@ -186,6 +190,7 @@ def test_arguments_that_are_no_arrays_stay_what_they_are():
     assert mcmc.get_samples()["w"].shape == (10, 3)
 
 
+@pytest.mark.slow
 def test_numpyros_own_random_module_is_sampled_and_a_param_is_refused():
     from flax import linen
     from numpyro.contrib.module import flax_module, random_flax_module

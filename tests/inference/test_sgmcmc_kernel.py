@@ -141,6 +141,7 @@ def test_exploration_makes_no_noise_and_is_not_kept():
         as_draws(mcmc)
 
 
+@pytest.mark.slow
 def test_step_sizes_are_counted_through_warmup_and_steps_of_a_draw():
     mcmc = make("SGLD", 3, 4, step_size=lambda t: STEP / (1.0 + t), steps_per_draw=5)
     step_sizes = run(mcmc).get_extra_fields(group_by_chain=True)["step_size"][0]
@@ -262,6 +263,7 @@ def test_models_that_have_no_batches():
         make("SGLD").run(jax.random.key(0), X)
 
 
+@pytest.mark.slow
 def test_a_start_that_is_not_finite_is_refused():
     mcmc = make("SGLD", warm_start=0, init_strategy={"w": jnp.full(3, 1e30)})
     with pytest.raises(ValueError, match=r"chain 0 cannot start: .*'y'"):

@@ -152,6 +152,7 @@ def test_dimension(simulate, assert_mean, integrator, thermostat, d):
             assert covariance[0, 0] == pytest.approx(1.0, rel=1e-10)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("integrator", INTEGRATORS)
 def test_variance_is_proportional_to_temperature(simulate, assert_mean, integrator):
     """With exact gradients and the same xi, so with A and mu proportional to T."""
@@ -180,6 +181,7 @@ def test_variance_is_proportional_to_temperature(simulate, assert_mean, integrat
             assert_mean(friction, xi, precision=0.02)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("thermostat", THERMOSTATS)
 def test_only_thermostats_per_parameter_absorb_uneven_noise(simulate, assert_mean, thermostat):
     with jax.enable_x64(True):

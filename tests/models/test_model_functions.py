@@ -153,6 +153,7 @@ class TwoInputs(nnx.Module):
         return self.linear(jnp.where(mask, x, 0.0))
 
 
+@pytest.mark.slow
 def test_a_network_of_several_inputs():
     x = {"x": np.asarray(X), "mask": np.asarray(X > 0)}
     model = classification(TwoInputs(), PRIOR)
@@ -169,6 +170,7 @@ def test_a_network_of_several_inputs():
         trace(model, (x["x"], x["mask"]), LABELS % 2)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("model", "y"),
     [

@@ -9,6 +9,7 @@ from flax import nnx
 from ppl_bnn.models.pooling import pool
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("space", "window", "stride", "padding"),
     [
