@@ -74,3 +74,14 @@ def test_large_steps_without_a_metropolis_test(example):
     assert acceptance[-1] < 0.05
     assert rows[0]["divergent"] == 0 and rows[-1]["divergent"] > 0.5
     assert rows[0]["log_likelihood"] > max(row["log_likelihood"] for row in rows[1:])
+
+
+@pytest.mark.slow
+def test_prior_check(example, tmp_path):
+    sizes = ["--num-draws", "20", "--num-points", "50", "--out", str(tmp_path)]
+    checks = example("prior_check").main(sizes)
+    assert "too wide" in checks["dense", "normal(1)"].verdict
+    assert "Saturated" in checks["convolutional", "normal(1)"].verdict
+    assert checks["dense", "fan_in_normal(1)"].verdict == "Nothing stands out."
+    names = {path.name for path in tmp_path.iterdir()}
+    assert names == {"dense.png", "convolutional.png", "recurrent.png"}
