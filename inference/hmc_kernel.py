@@ -113,6 +113,7 @@ class HMC(ModelKernel):
         "accept_prob",
         "is_accepted",
         "energy",
+        "energy_error",
         "potential_energy",
         "num_steps",
         "step_size",

@@ -26,6 +26,7 @@ class HMCState(NamedTuple):
     terms: jax.Array  # partial sums of the log density, shape (terms,)
     potential_energy: jax.Array
     energy: jax.Array
+    energy_error: jax.Array  # of the trajectory's end against its start
     trajectory_length: jax.Array  # before jitter
     step_size: jax.Array  # that the transition used
     num_steps: jax.Array  # leapfrog steps that the transition took
@@ -58,6 +59,7 @@ def first_state(
         "trajectory_length": number(trajectory_length),
         "step_size": adapt_state.step_size,
         "num_steps": jnp.int32(0),
+        "energy_error": number(0.0),
         "accept_prob": number(0.0),
         "mean_accept_prob": number(0.0),
         "is_accepted": jnp.asarray(True),
@@ -183,6 +185,7 @@ def _move(
         terms=chain.terms,
         potential_energy=-jnp.sum(chain.terms, axis=-1),
         energy=info.energy,
+        energy_error=info.energy_error,
         trajectory_length=fit(settings.length(length, step_size), state.trajectory_length),
         step_size=fit(step_size, state.step_size),
         num_steps=fit(num_steps, state.num_steps),

@@ -102,7 +102,7 @@ def begin(
         step_size = jnp.asarray(settings.step_size, jnp.result_type(float))
     else:
         step_size = first_step_size(
-            key_step, log_density, position, metric, settings.temperature, trajectory_length
+            key_step, log_density, state, metric, settings.temperature, trajectory_length
         )
     return state, step_size, rng_key
 
@@ -168,7 +168,7 @@ def descend(
 def first_step_size(
     rng_key: jax.Array,
     log_density: Callable[[Tree], jax.Array],
-    position: Tree,
+    state: State,
     metric: Metric,
     temperature: float,
     trajectory_length: float,
@@ -177,8 +177,7 @@ def first_step_size(
 
     Ten leapfrog steps are tried, for a single one says little about the stability of many.
     """
-    state = init_state(position, log_density)
-    momentum = sample_momentum(rng_key, metric, position, temperature)
+    momentum = sample_momentum(rng_key, metric, state.position, temperature)
 
     def too_large(step_size):
         end, end_momentum = leapfrog(log_density, metric, state, momentum, step_size, 10)

@@ -7,9 +7,10 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
+from ppl_bnn.choices import check_choice
 from ppl_bnn.models.activations import Activation, activate, check_activation
 from ppl_bnn.models.convolution import conv_general_dilated
-from ppl_bnn.models.options import check_choice, check_sizes, describe
+from ppl_bnn.models.options import check_sizes, describe
 from ppl_bnn.models.pooling import POOLINGS, pool
 from ppl_bnn.models.recurrent import last_state, make_cell
 

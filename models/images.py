@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
+from ppl_bnn.choices import check_choice
 from ppl_bnn.models.activations import Activation, check_activation
 from ppl_bnn.models.convolution import conv_general_dilated
 from ppl_bnn.models.normalization import NORMS
-from ppl_bnn.models.options import check_choice, check_sizes
+from ppl_bnn.models.options import check_sizes
 
 
 def he_normal(key: jax.Array, shape: tuple[int, ...], dtype: Any = jnp.float32) -> jax.Array:

@@ -8,7 +8,8 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ppl_bnn.models.options import check_choice, check_sizes
+from ppl_bnn.choices import check_choice
+from ppl_bnn.models.options import check_sizes
 
 NORMS = ("frn", "group", "none", "batch")
 

@@ -8,10 +8,11 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
+from ppl_bnn.choices import check_choice
 from ppl_bnn.models.activations import Activation, activate
 from ppl_bnn.models.images import ImageClassifier, conv, dense
 from ppl_bnn.models.normalization import make_norm, normalize
-from ppl_bnn.models.options import check_choice, describe
+from ppl_bnn.models.options import describe
 from ppl_bnn.models.pooling import POOLINGS, pool
 
 

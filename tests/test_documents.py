@@ -44,7 +44,12 @@ def run(source, name, folder):
     )
 
 
-@pytest.mark.parametrize("name", DOCUMENTS)
+SLOW = {"docs/networks.md"}  # convolutions take long to compile
+
+
+@pytest.mark.parametrize(
+    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in DOCUMENTS]
+)
 def test_python_blocks_run(name, tmp_path):
     result = run(program((ROOT / name).read_text()), name, tmp_path)
     assert result.returncode == 0, result.stderr

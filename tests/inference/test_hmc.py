@@ -192,7 +192,7 @@ def linear_regression(x, y=None):
 COVARIANCE = np.linalg.inv(np.diag(SCALE**-2) + X.T @ X / 0.25)
 DENSE = (COVARIANCE + 0.01 * np.eye(6)).astype(np.float32)
 OPTIONS = {
-    "prior": {},
+    "prior": {},  # and all else by default; the others are quicker to compile
     "identity": {"inverse_mass_matrix": "identity"},
     "vector": {"inverse_mass_matrix": np.diag(COVARIANCE).astype(np.float32)},
     "matrix": {"inverse_mass_matrix": DENSE},
@@ -205,13 +205,14 @@ OPTIONS = {
 
 @pytest.mark.parametrize("options", OPTIONS)
 def test_conjugate_linear_regression(options):
-    mcmc = run(ppl_bnn.HMC(linear_regression, **OPTIONS[options]), X, Y)
+    quick = {"step_size": 0.1, "warm_start": 0} if OPTIONS[options] else {}
+    mcmc = run(ppl_bnn.HMC(linear_regression, **OPTIONS[options], **quick), X, Y)
     mean = COVARIANCE @ X.T @ Y / 0.25
     check_moments(mcmc.get_samples(group_by_chain=True)["w"], mean, COVARIANCE)
 
 
 def test_tempered_linear_regression():
-    mcmc = run(ppl_bnn.HMC(linear_regression, temperature=0.25), X, Y)
+    mcmc = run(ppl_bnn.HMC(linear_regression, temperature=0.25, step_size=0.1, warm_start=0), X, Y)
     mean = COVARIANCE @ X.T @ Y / 0.25
     check_moments(mcmc.get_samples(group_by_chain=True)["w"], mean, 0.25 * COVARIANCE)
 
@@ -251,7 +252,7 @@ def test_temperature_leaves_the_jacobian_alone():
     def model():
         numpyro.sample("s", dist.HalfNormal(1.0))
 
-    mcmc = run(ppl_bnn.HMC(model, temperature=0.25), num_samples=1000)
+    mcmc = run(ppl_bnn.HMC(model, temperature=0.25, step_size=0.1, warm_start=0), num_samples=1000)
     draws = mcmc.get_samples(group_by_chain=True)["s"]
     error = float(jnp.std(draws)) / math.sqrt(float(az.ess(np.asarray(draws), method="mean")))
     # HalfNormal(1/2); with a tempered Jacobian the mean would be 0.94

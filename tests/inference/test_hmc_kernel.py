@@ -16,6 +16,7 @@ import ppl_bnn
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(61, 3)).astype(np.float32)
 Y = (X @ np.array([1.0, -1.0, 0.5]) + 0.3 * RNG.normal(size=61)).astype(np.float32)
+QUICK = {"step_size": 0.1, "warm_start": 0}  # to compile; adapted all the same
 
 
 def model(x, y=None):
@@ -35,9 +36,9 @@ def make(kernel, num_warmup=20, num_samples=30, num_chains=1, **options):
 
 @pytest.mark.slow
 def test_a_longer_warmup_asked_for_on_resume_adapts_no_further():
-    mcmc = make(ppl_bnn.HMC(model, warm_start=20), num_warmup=20)
+    mcmc = make(ppl_bnn.HMC(model, **QUICK), num_warmup=20)
     mcmc.run(jax.random.key(0), X, Y)
-    again = make(ppl_bnn.HMC(model, warm_start=20), num_warmup=1000)
+    again = make(ppl_bnn.HMC(model, **QUICK), num_warmup=1000)
     again.post_warmup_state = mcmc.last_state
     again.run(mcmc.last_state.rng_key, X, Y)
     step_sizes = np.asarray(again.get_extra_fields()["step_size"])
@@ -46,7 +47,7 @@ def test_a_longer_warmup_asked_for_on_resume_adapts_no_further():
 
 @pytest.mark.slow
 def test_new_data_after_a_state_was_set_are_used():
-    mcmc = make(ppl_bnn.HMC(model, warm_start=20), num_chains=2, num_samples=200)
+    mcmc = make(ppl_bnn.HMC(model, **QUICK), num_chains=2, num_samples=200)
     mcmc.run(jax.random.key(0), X, Y)
     mcmc.post_warmup_state = mcmc.last_state
     other = (0.8 * Y).astype(np.float32)
@@ -70,7 +71,7 @@ def test_other_numbers_after_a_state_was_set_are_used():
         with numpyro.plate("data", x.shape[0]):
             numpyro.sample("y", dist.Normal(x @ w, noise), obs=y)
 
-    mcmc = make(ppl_bnn.HMC(scaled, warm_start=20), num_warmup=30)
+    mcmc = make(ppl_bnn.HMC(scaled, **QUICK), num_warmup=30)
     mcmc.run(jax.random.key(0), X, Y, noise=0.3)
     mcmc.post_warmup_state = mcmc.last_state
     mcmc.run(jax.random.key(1), X, Y, noise=3.0)
@@ -87,7 +88,7 @@ def test_numbers_of_the_fit_are_those_of_the_prediction():
         with numpyro.plate("data", x.shape[0]):
             numpyro.sample("y", dist.Normal(x @ w, noise), obs=y)
 
-    mcmc = make(ppl_bnn.HMC(scaled, warm_start=20))
+    mcmc = make(ppl_bnn.HMC(scaled, **QUICK))
     mcmc.run(jax.random.key(0), x=X, y=Y, noise=0.25)
     np.testing.assert_allclose(ppl_bnn.predict(mcmc, X[:2]).aleatoric_variance, 0.25**2)
     doubled = ppl_bnn.predict(mcmc, X[:2], model_kwargs={"noise": 0.5})
@@ -148,7 +149,7 @@ def placed(how, mesh):
 def test_data_stay_sharded_under_default_arguments(programs, how, chains):
     mesh = ppl_bnn.mesh(data=4)
     mcmc = make(
-        ppl_bnn.HMC(big_model, warm_start=20, mesh=mesh),
+        ppl_bnn.HMC(big_model, **QUICK, mesh=mesh),
         num_warmup=2,
         num_samples=2,
         num_chains=chains,
@@ -200,7 +201,7 @@ def test_numpyros_own_random_module_is_sampled_and_a_param_is_refused():
         with numpyro.plate("data", x.shape[0]):
             numpyro.sample("y", dist.Normal(net(x)[..., 0], 0.3), obs=y)
 
-    mcmc = make(ppl_bnn.HMC(random, warm_start=5), 5, 5)
+    mcmc = make(ppl_bnn.HMC(random, **QUICK), 5, 5)
     mcmc.run(jax.random.key(0), X, Y)
     assert mcmc.get_samples()["net/kernel"].shape == (5, 3, 1)
 
@@ -218,21 +219,23 @@ def test_numpyros_own_random_module_is_sampled_and_a_param_is_refused():
 
 
 def test_length_of_a_fixed_number_of_adapted_steps():
-    mcmc = make(ppl_bnn.HMC(model, num_steps=7, warm_start=20), num_chains=2)
+    mcmc = make(ppl_bnn.HMC(model, num_steps=7, **QUICK), num_chains=2)
     mcmc.run(jax.random.key(0), X, Y)
     fields = mcmc.get_extra_fields()
     np.testing.assert_allclose(fields["trajectory_length"], 7 * fields["step_size"], rtol=1e-5)
 
 
 def test_draws_without_metropolis_are_flagged():
-    mcmc = make(ppl_bnn.HMC(model, metropolis=False, step_size=1.0, adapt_step_size=False))
+    mcmc = make(
+        ppl_bnn.HMC(model, metropolis=False, adapt_step_size=False, **QUICK | {"step_size": 1.0})
+    )
     mcmc.run(jax.random.key(0), X, Y)
     assert not mcmc.get_extra_fields()["metropolis"].any()
     assert mcmc.get_extra_fields()["accept_prob"].mean() < 0.5
     finite = ~np.asarray(mcmc.get_extra_fields()["diverging"])
     assert np.asarray(mcmc.get_extra_fields()["is_accepted"])[finite].all()
 
-    burn_in = make(ppl_bnn.HMC(model, metropolis_in_warmup=False), num_warmup=10)
+    burn_in = make(ppl_bnn.HMC(model, metropolis_in_warmup=False, **QUICK), num_warmup=10)
     burn_in.warmup(jax.random.key(0), X, Y, collect_warmup=True)
     assert not burn_in.get_extra_fields()["metropolis"].any()
     burn_in.run(jax.random.key(0), X, Y)
@@ -251,7 +254,7 @@ def test_collapse_freezes_keeps_what_was_drawn_and_warns():
 
 
 def test_collapse_after_warmup_keeps_the_draws_before_it():
-    kernel = ppl_bnn.HMC(model, warm_start=20, max_num_steps=60)
+    kernel = ppl_bnn.HMC(model, max_num_steps=60, **QUICK)
     mcmc = make(kernel, num_warmup=100, num_samples=20)
     mcmc.run(jax.random.key(0), X, Y)
     state = mcmc.last_state
@@ -266,7 +269,7 @@ def test_collapse_after_warmup_keeps_the_draws_before_it():
 
 def test_starts_differ_between_chains_and_follow_the_strategy():
     def starts(**options):
-        kernel = ppl_bnn.HMC(model, warm_start=0, **options)
+        kernel = ppl_bnn.HMC(model, **QUICK, **options)
         state = kernel.init(jax.random.split(jax.random.key(0), 3), 1, None, (X, Y), {})
         return np.asarray(state.z["w"])
 
@@ -283,7 +286,7 @@ def test_starts_differ_between_chains_and_follow_the_strategy():
 def test_starts_like_the_networks_own_initialisation():
     net = ppl_bnn.models.MLP(3, (50,), 1)
     network = ppl_bnn.models.regression(net, ppl_bnn.priors.normal(10.0))
-    kernel = ppl_bnn.HMC(network, init_strategy="network", warm_start=0)
+    kernel = ppl_bnn.HMC(network, init_strategy="network", **QUICK)
     state = kernel.init(jax.random.split(jax.random.key(0), 4), 1, None, (X, Y), {})
     own = ppl_bnn.initial_weights("net", net)["net/layers.0.kernel"]
     started = np.asarray(state.z["net/layers.0.kernel"])
@@ -294,7 +297,7 @@ def test_starts_like_the_networks_own_initialisation():
 
 def test_init_params_are_where_the_chain_starts():
     z = {"w": jnp.array([1.0, -1.0, 0.5]), "noise": jnp.array(-1.0)}
-    kernel = ppl_bnn.HMC(model)
+    kernel = ppl_bnn.HMC(model, **QUICK)
     state = kernel.init(jax.random.key(0), 1, z, (X, Y), {})
     np.testing.assert_array_equal(state.z["w"], z["w"])
     with pytest.raises(ValueError, match=r"`init_params\['w'\]` has shape \(2,\), expected \(3,\)"):
@@ -311,7 +314,7 @@ def test_warm_start_rescues_chains_from_wide_priors():
             numpyro.sample("y", dist.Normal(x @ w, noise), obs=y)
 
     def energy(warm_start):
-        kernel = ppl_bnn.HMC(wide, warm_start=warm_start)
+        kernel = ppl_bnn.HMC(wide, step_size=0.1, warm_start=warm_start)
         keys = jax.random.split(jax.random.key(0), 4)
         return float(kernel.init(keys, 1, None, (X, Y), {}).potential_energy.max())
 
@@ -326,7 +329,7 @@ def test_warm_start_reaches_the_posterior_of_a_wide_heteroscedastic_network(uci)
     network = ppl_bnn.models.regression(
         ppl_bnn.models.MLP(8, (50,), 2), ppl_bnn.priors.normal(1.0), noise="heteroscedastic"
     )
-    kernel = ppl_bnn.HMC(network)
+    kernel = ppl_bnn.HMC(network, step_size=0.1)
     keys = jax.random.split(jax.random.key(0), 4)
     state = kernel.init(keys, 1, None, (x.astype("f"), y.astype("f")), {})
     # the posterior's own energies are about 200 to 500; Adam as it comes stops at 5,000 to 10^6
@@ -334,7 +337,7 @@ def test_warm_start_reaches_the_posterior_of_a_wide_heteroscedastic_network(uci)
 
 
 def test_progress_bar_text():
-    kernel = ppl_bnn.HMC(model, warm_start=5)
+    kernel = ppl_bnn.HMC(model, **QUICK)
     state = kernel.init(jax.random.key(0), 1, None, (X, Y), {})
     assert "0 steps of size" in kernel.get_diagnostics_str(state)
     frozen = state._replace(failed_at=jnp.int32(7))

@@ -32,7 +32,7 @@ def model(x, y=None):
 
 
 def hmc(model, **options):
-    return ppl_bnn.HMC(model, warm_start=20, **options)
+    return ppl_bnn.HMC(model, step_size=0.1, warm_start=0, **options)  # quick to compile
 
 
 def stochastic(kernel, step_size, **own):
@@ -74,6 +74,7 @@ METHODS = {
     "parallel": ("parallel", 4),
     "callable": (jax.vmap, 2),
 }
+FAST = ("vectorized", "parallel")  # the two that differ most
 
 
 # one without and one with momenta; the others differ from them in what a step computes
@@ -94,13 +95,10 @@ def make(kernel, num_warmup=20, num_samples=30, num_chains=1, **options):
 @pytest.mark.parametrize(
     ("name", "method"),
     [
-        *product(["HMC"], METHODS),
-        ("SGHMC", "vectorized"),
-        *(
-            pytest.param("SGHMC", method, marks=SLOW)
-            for method in METHODS
-            if method != "vectorized"
-        ),
+        *product(["HMC", "SGHMC"], ["vectorized"]),
+        ("HMC", "parallel"),
+        *(pytest.param("HMC", m, marks=SLOW) for m in METHODS if m not in FAST),
+        *(pytest.param("SGHMC", m, marks=SLOW) for m in METHODS if m != "vectorized"),
         *(pytest.param(name, "vectorized", marks=SLOW) for name in ("SGLD-CV", "SGNHT")),
     ],
 )
@@ -155,6 +153,7 @@ def test_resumed_through_pickle_is_uninterrupted(kernel):
     np.testing.assert_array_equal(whole.get_samples(group_by_chain=True)["w"], joined)
 
 
+@pytest.mark.slow
 def test_one_kernel_for_many_runs(kernel):
     """Where NumPyro's own HMC fails: other data, fewer chains, keys in batches."""
     shared = kernel(model)
@@ -202,7 +201,9 @@ def test_data_changed_in_place_are_noticed(kernel):
         mcmc.run(jax.random.key(0), x, Y)
 
 
-@pytest.mark.parametrize("method", ["one chain", "sequential", "vectorized"])
+@pytest.mark.parametrize(
+    "method", ["vectorized", *(pytest.param(m, marks=SLOW) for m in ("one chain", "sequential"))]
+)
 def test_no_retrace_on_a_second_run_with_the_same_arrays(kernel, method, monkeypatch):
     for name in ("CI", "PYTEST_XDIST_WORKER"):  # without its bar NumPyro compiles anew each time
         monkeypatch.delenv(name, raising=False)
@@ -245,7 +246,9 @@ def programs(monkeypatch):
     return texts
 
 
-@pytest.mark.parametrize("method", METHODS)
+@pytest.mark.parametrize(
+    "method", [m if m in FAST else pytest.param(m, marks=SLOW) for m in METHODS]
+)
 @pytest.mark.filterwarnings("ignore:Some donated buffers were not usable")
 def test_data_are_no_constants_and_in_no_state(kernel, programs, method):
     chain_method, chains = METHODS[method]

@@ -57,6 +57,7 @@ def physionet():
         x = arrays["x"][:num_rows]
         observed = ~np.isnan(x)
         mean, std = np.nanmean(arrays["x"], axis=(0, 1)), np.nanstd(arrays["x"], axis=(0, 1))
+        std = np.where(std > 0, std, 1)  # one quantity is constant
         series = np.where(observed, (x - mean) / std, 0).astype(np.float32)
         return series, observed, arrays["outcome"][:num_rows, -1].astype(np.int32)
 

@@ -47,7 +47,7 @@ def test_gelu_is_near_its_definition():
 def test_unknown_name_suggests_the_nearest(build):
     with pytest.raises(
         ValueError,
-        match=r"activation must be one of \['swish', .*\] or a callable, got 'swich'; "
+        match=r"`activation` must be one of \['swish', .*\] or a callable, got 'swich'; "
         r"did you mean 'swish'\?",
     ):
         build("swich")

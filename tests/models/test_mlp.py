@@ -76,7 +76,7 @@ def test_wrong_number_of_features(x):
 
 
 def test_unknown_activation_lists_the_names():
-    with pytest.raises(ValueError, match=r"one of \['swish', 'tanh', .*'relu'\].*got 'selu'"):
+    with pytest.raises(ValueError, match=r"one of \['swish', 'tanh', .*'leaky_relu'\].*got 'selu'"):
         MLP(3, (4,), 1, activation="selu")
 
 

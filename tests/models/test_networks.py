@@ -107,7 +107,7 @@ def test_forward_and_backward(name):
     assert np.all(other[1] != logits[1])
 
 
-@pytest.mark.parametrize("name", NARROW)
+@pytest.mark.parametrize("name", SLOW_TO_COMPILE)
 def test_repeatable_picklable_and_described(name):
     net, again, other = NARROW[name](), NARROW[name](), NARROW[name](rngs=nnx.Rngs(1))
     copy = pickle.loads(pickle.dumps(net))
@@ -122,7 +122,14 @@ def test_repeatable_picklable_and_described(name):
 
 
 @pytest.mark.parametrize("norm", ["frn", "group", "none", "batch"])
-@pytest.mark.parametrize("build", [ResNet18, ResNet50, VGG16, partial(WideResNet, 10, 1)])
+@pytest.mark.parametrize(
+    "build",
+    [
+        *(pytest.param(network, marks=pytest.mark.slow) for network in (ResNet18, ResNet50)),
+        VGG16,
+        partial(WideResNet, 10, 1),
+    ],
+)
 def test_every_normalisation(build, norm):
     """Gives logits, and finds its parameters."""
     net = nnx.eval_shape(lambda: build(norm=norm, width=2))
@@ -146,6 +153,7 @@ def test_smooth_by_default(name):
     assert "reduce_max" not in program and "reduce_window_max" not in program
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("pooling", ["average", "max"])
 def test_large_images(pooling):
     net = nnx.eval_shape(lambda: ResNet50(7, pooling=pooling))
@@ -183,7 +191,7 @@ def test_wrong_shapes(net, shape, cure):
         (lambda: ResNet20FRN(0), "num_classes must be a positive integer, got 0"),
         (lambda: ResNet18(width=-1), "width must be a positive integer, got -1"),
         (lambda: WideResNet(27, 10), r"depth must be 10, 16, 22, 28 .*got 27"),
-        (lambda: ResNet50(stem="large"), r"stem must be one of \['imagenet', 'small'\]"),
+        (lambda: ResNet50(stem="large"), r"`stem` must be one of \['imagenet', 'small'\]"),
         (lambda: VGG16(pooling="maximum"), "did you mean 'max'"),
         (lambda: LeNet(image_size=(8, 28)), "at least 12 each"),
     ],

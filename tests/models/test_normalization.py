@@ -72,7 +72,7 @@ def test_no_axis_of_space():
 
 def test_unknown_norm_suggests_the_nearest():
     with pytest.raises(
-        ValueError, match=r"norm must be one of .*got 'groups'; did you mean 'group'"
+        ValueError, match=r"`norm` must be one of .*got 'groups'; did you mean 'group'"
     ):
         ResNet18(norm="groups", width=1)
 

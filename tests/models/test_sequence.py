@@ -17,12 +17,14 @@ CELLS = ["lstm", "gru"]
 X = np.random.default_rng(0).normal(size=(3, 6, 4)).astype(np.float32)
 
 
+@nnx.jit
 def value_and_gradient(net, x, *others):
     def loss(net):
-        return jnp.sum(jnp.sin(net(x, *others)))
+        out = net(x, *others)
+        return jnp.sum(jnp.sin(out)), out
 
-    gradient = nnx.jit(nnx.grad(loss))(net)
-    return [net(x, *others), *jax.tree.leaves(gradient)]
+    gradient, out = nnx.grad(loss, has_aux=True)(net)
+    return [out, *jax.tree.leaves(gradient)]
 
 
 def check_equal(got, expected):
@@ -159,7 +161,7 @@ def test_wrong_inputs(args, message):
 
 
 def test_unknown_cell():
-    with pytest.raises(ValueError, match=r"cell must be one of \['lstm', 'gru'\], got 'rnn'"):
+    with pytest.raises(ValueError, match=r"`cell` must be one of \['lstm', 'gru'\], got 'rnn'"):
         SequenceClassifier(4, 5, 2, "rnn")
 
 
