@@ -20,7 +20,7 @@ from ppl_bnn.inference.estimators import Anchor, at_anchor, plain
 from ppl_bnn.inference.hmc_settings import check_init_params
 from ppl_bnn.inference.kernel import ModelKernel
 from ppl_bnn.inference.sgmcmc_settings import Schedule, Settings
-from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, transition
+from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step, transition
 from ppl_bnn.mesh import CHAINS, size
 from ppl_bnn.prior_scale import prior_scales, prior_widths
 from ppl_bnn.rows import concretely
@@ -99,16 +99,7 @@ class SGMCMC(ModelKernel):
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         raise NotImplementedError
 
-    def _core_step(
-        self,
-        rng_key: jax.Array,
-        core: Any,
-        gradient: Callable,
-        *,
-        step_size: jax.Array,
-        temperature: jax.Array,
-        in_warmup: jax.Array,
-    ) -> Any:
+    def _core_step(self, core: Any, step: Step) -> Any:
         raise NotImplementedError
 
     def _make_target(self, args: tuple, kwargs: dict) -> Target:
@@ -188,15 +179,16 @@ class SGMCMC(ModelKernel):
         core = self._core_init(key_core, position, temperature)
 
         def first_info(core):
-            zero = jax.tree.map(jnp.zeros_like, position)
-            return self._core_step(
+            no_gradient = jnp.zeros(()), jax.tree.map(jnp.zeros_like, position)
+            first = Step(
                 key_core,
-                core,
-                lambda _: (jnp.zeros(()), zero),
-                step_size=step_size,
-                temperature=temperature,
-                in_warmup=jnp.asarray(True),
-            )[1]
+                lambda _: no_gradient,
+                lambda _: jnp.zeros(()),
+                step_size,
+                temperature,
+                jnp.asarray(True),
+            )
+            return self._core_step(core, first)[1]
 
         shapes = jax.eval_shape(first_info, core)
         number = jnp.result_type(float)

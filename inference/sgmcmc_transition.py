@@ -17,8 +17,19 @@ from ppl_bnn.inference.estimators import Anchor, against_anchor, at_anchor, plai
 from ppl_bnn.inference.sgmcmc_settings import Settings
 from ppl_bnn.target import Target
 
-# rng_key, core state, gradient, step_size, temperature, in_warmup -> core state, info
-CoreStep = Callable[..., tuple[Any, Any]]
+
+class Step(NamedTuple):
+    """What one step of a chain is given."""
+
+    rng_key: jax.Array
+    gradient: Callable  # position -> estimate of the potential, and its gradient
+    potential: Callable  # position -> another estimate, from a batch of its own; free if not called
+    step_size: jax.Array
+    temperature: jax.Array  # of the injected noise
+    in_warmup: jax.Array
+
+
+CoreStep = Callable[[Any, Step], tuple[Any, Any]]  # core state -> core state, info
 
 
 class SGMCMCState(NamedTuple):
@@ -62,20 +73,25 @@ def transition(
     in_warmup = i < num_warmup
 
     def move(rng_key, z, core, place, failed, anchor, step):
-        key_batch, key_step = jax.random.split(rng_key)
+        key_batch, key_step, key_other = jax.random.split(rng_key, 3)
         temperature = settings.temperature_at(step)
-        index, place = draw(key_batch, place)
-        if anchor is None:
-            gradient = plain(log_density, index, temperature)
-        else:
-            gradient = against_anchor(log_density, index, temperature, anchor)
+
+        def estimate(index):
+            if anchor is None:
+                return plain(log_density, index, temperature)
+            return against_anchor(log_density, index, temperature, anchor)
+
+        index, next_place = draw(key_batch, place)
         new, info = core_step(
-            key_step,
             core._replace(position=z),
-            gradient,
-            step_size=settings.step_size_at(step),
-            temperature=settings.noise_temperature_at(step),
-            in_warmup=in_warmup,
+            Step(
+                key_step,
+                estimate(index),
+                lambda position: estimate(draw(key_other, place, batching="iid")[0])(position)[0],
+                settings.step_size_at(step),
+                settings.noise_temperature_at(step),
+                in_warmup,
+            ),
         )
         failed_at, failed_site = failed
         is_bad = ~(jnp.isfinite(info.potential) & jnp.isfinite(info.gradient_norm))
@@ -89,7 +105,7 @@ def transition(
             new._replace(position=None),
             core._replace(position=None),
         )
-        return z, rest, place, (failed_at, failed_site), info
+        return z, rest, next_place, (failed_at, failed_site), info
 
     def refresh(z, anchor, step):
         if settings.refresh_interval is None:

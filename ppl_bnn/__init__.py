@@ -6,7 +6,10 @@ from ppl_bnn.diagnose import diagnose
 from ppl_bnn.draws import as_draws
 from ppl_bnn.function_space import function_space
 from ppl_bnn.inference.hmc_kernel import HMC
-from ppl_bnn.inference.sgmcmc_kernels import SGHMC, SGLD, SGNHT
+from ppl_bnn.inference.replica_exchange_kernel import ReplicaExchangeSGLD
+from ppl_bnn.inference.sghmc_kernel import SGHMC
+from ppl_bnn.inference.sgld_kernel import SGLD
+from ppl_bnn.inference.sgnht_kernel import SGNHT
 from ppl_bnn.likelihood import full_batch, mini_batch
 from ppl_bnn.mesh import mesh
 from ppl_bnn.predict import predict
@@ -21,6 +24,7 @@ __all__ = [
     "SGHMC",
     "SGLD",
     "SGNHT",
+    "ReplicaExchangeSGLD",
     "as_draws",
     "datasets",
     "diagnose",

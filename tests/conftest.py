@@ -1,14 +1,14 @@
 """What all tests share: eight CPU devices, run-time type checks, the real data sets."""
 
 import os
+from importlib import metadata
+from pathlib import Path
 
 # Read when JAX makes its devices, so they come before anything that imports it.
 os.environ.setdefault("JAX_PLATFORMS", "cpu")
 os.environ["XLA_FLAGS"] = (
     os.environ.get("XLA_FLAGS", "") + " --xla_force_host_platform_device_count=8"
 )
-
-from pathlib import Path
 
 import jaxtyping
 import pytest
@@ -20,6 +20,17 @@ jaxtyping.install_import_hook(
 
 BESIDE_THE_REPO = Path(__file__).resolve().parents[2] / "shared" / "data"
 DATA = Path(os.environ.get("PPL_BNN_DATA", BESIDE_THE_REPO))
+
+
+def pytest_configure(config):
+    """The fast tests compile far more than they compute, so let XLA optimise little.
+
+    That halves the time of compiling. The slow tests, the demo and the documents run as users run.
+    """
+    if config.option.markexpr == "not slow":
+        os.environ["XLA_FLAGS"] += " --xla_backend_optimization_level=0"
+        if metadata.version("jaxlib").startswith("0.10."):  # later ones do not know the flag
+            os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
 
 
 @pytest.fixture(scope="session")

@@ -1,0 +1,61 @@
+"""Options of stochastic-gradient kernels: their types, and preconditioners by name."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, TypedDict
+
+import jax
+import numpy as np
+from jax.sharding import Mesh
+
+from ppl_bnn.choices import check_choice
+from ppl_bnn.inference.preconditioner import Preconditioner, adam, diagonal, identity, rmsprop
+from ppl_bnn.inference.sgmcmc_settings import Schedule
+
+PRECONDITIONERS = {"identity": identity, "rmsprop": rmsprop, "adam": adam}
+
+
+class Options(TypedDict, total=False):
+    """Options of all stochastic-gradient kernels, which `SGMCMC` describes."""
+
+    step_size: float | Schedule
+    batch_size: int
+    batching: str
+    gradient: str
+    refresh_interval: int | None
+    temperature: float | Schedule
+    steps_per_draw: int
+    mesh: Mesh | None
+    chunk_size: int | None
+    init_strategy: Any
+    warm_start: int
+
+
+def make_preconditioner(preconditioner: str | Mapping[str, Any] | Preconditioner) -> Preconditioner:
+    """Preconditioner by name, or of fixed scales, or as it is."""
+    if isinstance(preconditioner, str):
+        return PRECONDITIONERS[preconditioner]()
+    if isinstance(preconditioner, Mapping):
+        return diagonal(preconditioner)
+    return preconditioner
+
+
+def check_preconditioner(preconditioner: Any, adapt: str) -> None:
+    """Refuse what `make_preconditioner` does not know."""
+    check_choice("adapt_preconditioner", adapt, ("warmup", "always"))
+    if isinstance(preconditioner, str):
+        check_choice("preconditioner", preconditioner, tuple(PRECONDITIONERS))
+    elif not isinstance(preconditioner, Mapping | Preconditioner):
+        raise ValueError(
+            f"`preconditioner` must be one of {tuple(PRECONDITIONERS)}, a dictionary of arrays by "
+            "site, or what `ppl_bnn.inference.preconditioner` makes, got "
+            f"{preconditioner!r}."
+        )
+
+
+def check_noise_estimate(value: Any) -> None:
+    """Refuse negative variances."""
+    for leaf in jax.tree.leaves(value):
+        if not np.all(np.asarray(leaf) >= 0):
+            raise ValueError(f"`noise_estimate` is a variance, not negative; got {value!r}.")
