@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
@@ -107,6 +108,8 @@ class CNNLSTM(nnx.Module):
             )
         if not jnp.issubdtype(ids.dtype, jnp.integer):
             raise ValueError(f"ids must be integers (token ids), got {ids.dtype}")
+        if not isinstance(ids, jax.core.Tracer):
+            self.check_inputs(ids)
         ids = jnp.asarray(ids)
         outside = (ids < 0) | (ids >= self.vocab_size)
         words = self.embedding(jnp.where(outside, 0, ids))

@@ -34,12 +34,12 @@ def leaf_names(model: Callable, args: tuple, kwargs: dict) -> list[str]:
 
 
 def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
-    """Refuse data that are not finite, and data without rows.
+    """Refuse what is no array of numbers, and data without rows.
 
     Raises
     ------
     ValueError
-        Names the argument, what is wrong, and where it is first so.
+        Names the argument and what is wrong.
     """
     for name, value in named_arguments(model, args, kwargs):
         numbers = jax.tree.leaves(value) if isinstance(value, list) else []
@@ -61,6 +61,20 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
                 f"`{name}` has dtype {leaf.dtype}; convert it to numbers: `{name}.astype(float)`, "
                 f"or, for class labels, `numpy.unique({name}, return_inverse=True)[1]`."
             )
+
+
+def check_finite(model: Callable, args: tuple, kwargs: dict, but_for: set[int]) -> None:
+    """Refuse data that are not finite, but for the leaves that networks have checked themselves.
+
+    Raises
+    ------
+    ValueError
+        Names the argument, and where it is first so.
+    """
+    leaves = zip(leaf_names(model, args, kwargs), jax.tree.leaves((args, kwargs)), strict=True)
+    for i, (name, leaf) in enumerate(leaves):
+        if i in but_for or not is_array(leaf) or isinstance(leaf, jax.core.Tracer):
+            continue
         if not jnp.issubdtype(leaf.dtype, jnp.inexact):
             continue
         with np.errstate(over="ignore"), concretely():
@@ -131,28 +145,28 @@ def check_observations(model: Callable, args: tuple, kwargs: dict, trace: dict[s
                 "match targets of shape (rows,)."
             )
             raise explain_failure(mismatch, model, args, kwargs)
-        support = site["fn"].support
-        if support.is_discrete and jnp.issubdtype(site["dtype"], jnp.inexact):
-            raise ValueError(
-                f"{what} has dtype {site['dtype']}, but {kind} needs integers: pass "
-                "`y.astype(int)`."
-            )
-        bounds = jax.tree.leaves(support)
-        if (
-            leaf is None
-            or isinstance(leaf, jax.core.Tracer)
-            or any(isinstance(bound, jax.core.Tracer) for bound in bounds)
-        ):
-            continue
-        inside = np.asarray(support(np.asarray(leaf)))
-        if not inside.all():
-            values = np.unique(np.asarray(leaf)[~inside] if inside.shape == leaf.shape else leaf)
-            shown = ", ".join(str(v) for v in values[:5])
-            raise ValueError(
-                f"{what} has {int((~inside).sum())} entries outside the support of {kind}, "
-                f"{_words(support)}: "
-                f"{shown}{', ...' if len(values) > 5 else ''}."
-            )
+        check_support(what, site["fn"], site["dtype"], leaf)
+
+
+def check_support(what: str, fn: Any, dtype: Any, values: Any) -> None:
+    """Refuse values of another type than a distribution's, and, where known, beyond its support."""
+    kind, support = type(base(fn)).__name__, fn.support
+    if support.is_discrete and jnp.issubdtype(dtype, jnp.inexact):
+        raise ValueError(
+            f"{what} has dtype {dtype}, but {kind} needs integers: pass `y.astype(int)`."
+        )
+    bounds = jax.tree.leaves(support)
+    if values is None or any(isinstance(x, jax.core.Tracer) for x in (values, *bounds)):
+        return
+    values = np.asarray(values)
+    inside = np.asarray(support(values))
+    if not inside.all():
+        outside = np.unique(values[~inside] if inside.shape == values.shape else values)
+        shown = ", ".join(str(v) for v in outside[:5])
+        raise ValueError(
+            f"{what} has {int((~inside).sum())} entries outside the support of {kind}, "
+            f"{_words(support)}: {shown}{', ...' if len(outside) > 5 else ''}."
+        )
 
 
 def base(fn: Any) -> Any:

@@ -26,8 +26,14 @@ def note_call(net: Any, inputs: tuple, kwargs: dict) -> None:
         calls.append((net.check_inputs, inputs, kwargs))
 
 
-def check_inputs(model: Callable, args: tuple, kwargs: dict) -> None:
+def check_inputs(model: Callable, args: tuple, kwargs: dict) -> set[int]:
     """Have each network of a model check what it is called with.
+
+    Returns
+    -------
+    set of int
+        Which leaves of the arguments the networks have checked, as they are. These may hold NaN
+        where the network says so.
 
     Raises
     ------
@@ -37,8 +43,9 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> None:
     leaves, treedef = jax.tree.flatten((args, kwargs))
     where = [i for i, leaf in enumerate(leaves) if is_array(leaf)]
     if any(isinstance(leaves[i], jax.core.Tracer) for i in where):
-        return
+        return set()
     checks: list[Callable] = []
+    checked: set[int] = set()
 
     def calls(arrays: list) -> list[tuple[tuple, dict]]:
         filled = list(leaves)
@@ -51,14 +58,20 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> None:
         finally:
             _calls.reset(token)
         checks[:] = [check for check, _, _ in found]
+        handed_over = {id(leaf) for _, *given in found for leaf in jax.tree.leaves(given)}
+        checked.update(
+            i for i, array in zip(where, arrays, strict=True) if id(array) in handed_over
+        )
         return [(inputs, options) for _, inputs, options in found]
 
     arrays = [leaves[i] for i in where]
     jax.eval_shape(calls, arrays)
+    by_networks = set(checked)  # the compiled run below has other arrays
     if not checks:
-        return
+        return by_networks
     with concretely():
         # compiled, what the inputs do not depend on (the network itself) is not computed
         values = jax.jit(calls)(arrays)
     for check, (inputs, options) in zip(checks, values, strict=True):
         check(*inputs, **options)
+    return by_networks

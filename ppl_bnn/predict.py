@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, fields
 from typing import Any
 
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from ppl_bnn.pointwise import pointwise_log_likelihood
 from ppl_bnn.replay import Replay
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class Prediction:
     """What regression and classification share.
 
@@ -30,7 +30,13 @@ class Prediction:
     """
 
     draws: np.ndarray | None
-    _replay: Replay = field(repr=False)
+    _replay: Replay
+
+    def __repr__(self) -> str:
+        """Shapes of what there is, not its numbers."""
+        values = ((field.name, getattr(self, field.name)) for field in fields(self))
+        shapes = [f"{name}: {v.shape}" for name, v in values if isinstance(v, np.ndarray)]
+        return f"{type(self).__name__.lstrip('_')}({', '.join(shapes)})"
 
     def log_prob(self, y: Any) -> np.ndarray:
         """Log predictive density of each `y` under the mixture of all draws, shape (point,).
@@ -50,7 +56,7 @@ class Prediction:
         return logsumexp(log_likelihood, axis=0) - math.log(len(log_likelihood))
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class RegressionPrediction(Prediction):
     """The predictive mixture at each point, where the observed site holds numbers.
 
@@ -77,7 +83,7 @@ class RegressionPrediction(Prediction):
         return self.epistemic_variance + self.aleatoric_variance
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(frozen=True, eq=False, repr=False)
 class ClassificationPrediction(Prediction):
     """The predictive mixture at each point, where the observed site holds class labels.
 

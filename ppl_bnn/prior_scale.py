@@ -15,6 +15,8 @@ from ppl_bnn.density import is_real
 from ppl_bnn.rows import concretely
 
 NUM_DRAWS = 1000
+FEWEST_DRAWS = 50
+MOST_NUMBERS = 2**28
 LARGEST_SHARE = 0.2
 
 Tree = dict[str, jax.Array]
@@ -65,15 +67,31 @@ def prior_scales(model: Callable, names: Sequence[str], args: tuple, kwargs: dic
 def prior_widths(model: Callable, names: Sequence[str], args: tuple, kwargs: dict) -> Scales:
     """Distance of the prior's quartiles, divided by that of a standard normal's.
 
-    A standard deviation's stand-in for priors that have none.
+    A standard deviation's stand-in for priors that have none. Of large sites there are fewer draws,
+    and they are taken in groups, so that at most about 1 GiB of draws is held at once.
     """
 
     def draw(key: jax.Array) -> Tree:
         return _draw(model, names, args, kwargs, key)[1]
 
-    draws = _run(jax.vmap(draw), seed=0, num_keys=NUM_DRAWS)
-    quartiles = {name: np.quantile(x, [0.25, 0.75], axis=0) for name, x in draws.items()}
-    return {name: np.asarray((q[1] - q[0]) / 1.349) for name, q in quartiles.items()}
+    sizes = {name: x.size for name, x in jax.eval_shape(draw, jax.random.key(0)).items()}
+    num_draws = min(NUM_DRAWS, max(FEWEST_DRAWS, MOST_NUMBERS // max(sizes.values())))
+    groups: list[list[str]] = [[]]
+    for name in names:
+        if groups[-1] and num_draws * sum(sizes[n] for n in [*groups[-1], name]) > MOST_NUMBERS:
+            groups.append([])
+        groups[-1].append(name)
+    widths: Scales = {}
+    for group in groups:
+        draws = _run(
+            jax.vmap(lambda key, group=group: {name: draw(key)[name] for name in group}),
+            seed=0,
+            num_keys=num_draws,
+        )
+        for name, x in draws.items():
+            low, high = np.quantile(x, [0.25, 0.75], axis=0)
+            widths[name] = np.asarray((high - low) / 1.349)
+    return widths
 
 
 def _run(fn: Callable, *, seed: int, num_keys: int) -> Any:

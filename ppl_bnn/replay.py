@@ -86,7 +86,8 @@ class Replay:
         self.points_batch_size = min(points_batch_size or self.num_points, self.num_points)
         self.point_axis = self._find_point_axis()
         self.distribution = self._first(1)
-        check_inputs(self.model, self.args, self.kwargs)
+        checked = check_inputs(self.model, self.args, self.kwargs)
+        inputs.check_finite(self.args, but_for=checked)
         self._check_determined(sites, latent)
         self._check_rows_independent()
 

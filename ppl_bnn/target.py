@@ -16,6 +16,7 @@ from numpyro.distributions import biject_to
 
 from ppl_bnn.checks import (
     check_arguments,
+    check_finite,
     check_observations,
     explain_failure,
     refuse_latents,
@@ -90,8 +91,8 @@ class Target:
                 raise
             raise explained from error
         refuse_subsampling(shapes)
+        check_finite(model, args, kwargs, but_for=check_inputs(model, args, kwargs))
         check_observations(model, args, kwargs, shapes)
-        check_inputs(model, args, kwargs)
 
         self.rows, self.probe = None, (args, kwargs)
         if by_rows or mesh is not None or chunk_size is not None:

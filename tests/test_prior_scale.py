@@ -4,6 +4,7 @@ import numpyro
 import numpyro.distributions as dist
 import pytest
 
+from ppl_bnn import prior_scale
 from ppl_bnn.prior_scale import prior_scales, prior_widths
 
 # a standard deviation from n draws has a relative error of 1 / sqrt(2 n)
@@ -80,3 +81,28 @@ def test_widths_are_those_of_quartiles():
     # quartiles of a Cauchy are one scale from its centre
     assert float(widths["cauchy"]) == pytest.approx(2 * 2.0 / 1.349, rel=0.2)
     np.testing.assert_allclose(widths["normal"].mean(), 2.0, rtol=0.02)
+
+
+def test_large_sites_share_a_bounded_memory(monkeypatch):
+    """In groups of sites, with fewer draws where one alone is too large."""
+
+    def model():
+        for name in "abc":
+            numpyro.sample(name, dist.Cauchy(0, 3.0).expand([400]).to_event(1))
+
+    held = []
+    run = prior_scale._run
+
+    def record(fn, **options):
+        draws = run(fn, **options)
+        held.append(sum(x.size for x in draws.values()))
+        return draws
+
+    monkeypatch.setattr(prior_scale, "_run", record)
+    monkeypatch.setattr(prior_scale, "MOST_NUMBERS", 90_000)
+    widths = prior_widths(model, "abc", (), {})
+    assert held == [225 * 400] * 3
+    for width in widths.values():
+        assert width.shape == (400,)
+        # the median over elements of a Cauchy's quartile distance, 2 * 3
+        np.testing.assert_allclose(np.median(width), 6 / 1.349, rtol=0.05)

@@ -166,7 +166,7 @@ class Units:
             name: None if (value := getattr(prediction, name)) is None else self.location(value)
             for name in ("draws", "quantiles")
         }
-        return _Restored(
+        return _RestoredPrediction(
             **optional,
             _replay=prediction._replay,
             mean=self.location(prediction.mean),
@@ -178,7 +178,7 @@ class Units:
 
 
 @dataclass(frozen=True, eq=False, repr=False)
-class _Restored(RegressionPrediction):
+class _RestoredPrediction(RegressionPrediction):
     """A prediction whose numbers, and whose `log_prob`, are in original units."""
 
     _scaled: RegressionPrediction

@@ -15,6 +15,7 @@ from numpyro import handlers
 from numpyro.distributions import constraints
 
 from ppl_bnn import inputs
+from ppl_bnn.checks import check_support
 from ppl_bnn.draws import Draws
 from ppl_bnn.parameters import is_classifier, log_probs, unwrap
 from ppl_bnn.priors.verdict import PriorCheck
@@ -99,7 +100,7 @@ def check(
         points_batch_size=points_batch_size,
         model_kwargs=kwargs,
     )
-    targets = None if y is None else _targets(y, replay.value_shape())
+    targets = None if y is None else _targets(y, replay)
     kind = _kind(replay.distribution)
     functions, variances = _evaluate(replay, kind)
     return PriorCheck(kind, site, args, targets, functions, variances)
@@ -132,6 +133,7 @@ def _observed_site(model: Callable, args: tuple, kwargs: dict[str, Any], site: s
         try:
             trace = abstract_trace(model, few, kwargs)
         except (TypeError, ValueError) as error:
+            abstract_trace(model, args, kwargs)  # whatever else is wrong says so itself
             raise ValueError(
                 f"the model does not run on {num_rows} rows of `x`, of shapes "
                 f"{[leaf.shape for leaf in jax.tree.leaves(few)]}. It must take its number of rows "
@@ -166,8 +168,8 @@ def _observed_site(model: Callable, args: tuple, kwargs: dict[str, Any], site: s
     return growing[0]
 
 
-def _targets(y: Any, shape: tuple[int, ...]) -> np.ndarray:
-    y = np.asarray(y)
+def _targets(y: Any, replay: Replay) -> np.ndarray:
+    y, shape = np.asarray(y), replay.value_shape()
     if y.shape != shape:
         raise ValueError(
             f"`y` has shape {y.shape}, but the model's values at `x` have shape {shape}"
@@ -176,6 +178,7 @@ def _targets(y: Any, shape: tuple[int, ...]) -> np.ndarray:
         raise ValueError(f"`y` has dtype {y.dtype}; convert it to numbers")
     if not np.isfinite(y).all():
         raise ValueError("`y` holds NaN or infinite values; drop those rows")
+    check_support("`y`", replay.distribution, y.dtype, y)
     return y
 
 

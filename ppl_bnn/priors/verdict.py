@@ -13,6 +13,7 @@ from ppl_bnn.priors.summary import PriorFunctions
 
 # In standard deviations of the targets (or in logs), which a prior is to be on the scale of.
 WIDE, WIDE_LOG, NARROW, FAR = 5.0, 3.0, 0.1, 3.0
+HEAVY = 10.0  # times the spread that quartiles tell of
 MANY_SURE, UNIFORM, MOST_DRAWS = 0.25, 0.99, 0.5
 
 Finding = tuple[str, str]
@@ -80,6 +81,14 @@ def find(check: PriorFunctions) -> Iterator[Finding]:
 
 
 def _find_classes(check: PriorFunctions) -> Iterator[Finding]:
+    if check.y is not None:
+        missing = np.setdiff1d(np.arange(check.probs.shape[-1]), check.y)
+        if len(missing):
+            yield (
+                f"No row of y has label {', '.join(map(str, missing[:5]))}"
+                f"{', ...' if len(missing) > 5 else ''} of 0 to {check.probs.shape[-1] - 1}.",
+                "labels without gaps (`datasets.encode_labels`), or as many outputs as classes",
+            )
     if check.saturation > MANY_SURE:
         yield (
             f"Saturated: a class has a probability above 0.99 in {check.saturation:.0%} of the "
@@ -103,6 +112,13 @@ def _find_classes(check: PriorFunctions) -> Iterator[Finding]:
 def _find_numbers(check: PriorFunctions) -> Iterator[Finding]:
     is_log = check.kind == "positive"
     width, varied = (check.width / check.unit).max(), (check.across_x / check.unit).min()
+    distance = _distance(check)
+    if distance > FAR:
+        yield (
+            f"Far off: the mean of y lies {distance:.2g} standard deviations away from what the "
+            "prior expects.",
+            "an offset in the model" if is_log else "standardised data (`datasets.standardize`)",
+        )
     if is_log and width > WIDE_LOG:
         yield (
             "The scale is too wide: from draw to draw the expected value goes up or down by a "
@@ -120,7 +136,7 @@ def _find_numbers(check: PriorFunctions) -> Iterator[Finding]:
         yield (
             f"Nearly constant: within a draw functions vary by only {size}. The scale is too "
             "narrow.",
-            "larger scales; and inputs that are standardised",
+            "larger scales; and data that are standardised (`datasets.standardize`)",
         )
     noise = (check.noise / check.unit).max()
     if not is_log and noise > WIDE:
@@ -128,12 +144,12 @@ def _find_numbers(check: PriorFunctions) -> Iterator[Finding]:
             f"The noise is too wide: {noise:.2g} standard deviations of y.",
             "a narrower prior of the noise",
         )
-    distance = _distance(check)
-    if distance > FAR:
+    tail = (check.across_draws / np.maximum(check.width, np.finfo(float).tiny)).max()
+    if tail > HEAVY:
         yield (
-            f"Far off: the mean of y lies {distance:.2g} standard deviations away from what the "
-            "prior expects.",
-            "an offset in the model" if is_log else "standardised targets: (y - mean) / sd",
+            f"Heavy tails: a few draws make the standard deviation over draws {tail:.2g} times "
+            "what the quartiles tell of.",
+            "lighter tails, unless they are meant, as a horseshoe's are",
         )
 
 

@@ -225,6 +225,7 @@ def test_length_of_a_fixed_number_of_adapted_steps():
     np.testing.assert_allclose(fields["trajectory_length"], 7 * fields["step_size"], rtol=1e-5)
 
 
+@pytest.mark.slow
 def test_draws_without_metropolis_are_flagged():
     mcmc = make(
         ppl_bnn.HMC(model, metropolis=False, adapt_step_size=False, **QUICK | {"step_size": 1.0})
@@ -242,6 +243,7 @@ def test_draws_without_metropolis_are_flagged():
     assert burn_in.get_extra_fields()["metropolis"].all()
 
 
+@pytest.mark.slow
 def test_collapse_freezes_keeps_what_was_drawn_and_warns():
     kernel = ppl_bnn.HMC(model, max_num_steps=2, target_accept_prob=0.99, warm_start=20)
     mcmc = make(kernel, num_warmup=50, num_samples=20, num_chains=2)
@@ -267,6 +269,7 @@ def test_collapse_after_warmup_keeps_the_draws_before_it():
     assert (np.asarray(mcmc.get_extra_fields()["num_steps"])[1:] == 0).all()
 
 
+@pytest.mark.slow
 def test_starts_differ_between_chains_and_follow_the_strategy():
     def starts(**options):
         kernel = ppl_bnn.HMC(model, **QUICK, **options)
@@ -283,6 +286,7 @@ def test_starts_differ_between_chains_and_follow_the_strategy():
     assert (numpyros == 0).all()
 
 
+@pytest.mark.slow
 def test_starts_like_the_networks_own_initialisation():
     net = ppl_bnn.models.MLP(3, (50,), 1)
     network = ppl_bnn.models.regression(net, ppl_bnn.priors.normal(10.0))
@@ -322,6 +326,7 @@ def test_warm_start_rescues_chains_from_wide_priors():
     assert energy(1000) < 100
 
 
+@pytest.mark.slow
 def test_warm_start_reaches_the_posterior_of_a_wide_heteroscedastic_network(uci):
     """N(0, 1) weights on concrete: prior draws have energies of 10^7 and noise scales of 10^-8."""
     x, y, _, _ = uci("concrete")

@@ -138,6 +138,7 @@ def test_warmup_then_run_is_run(kernel):
     np.testing.assert_array_equal(whole.get_samples()["w"], parts.get_samples()["w"])
 
 
+@pytest.mark.slow
 def test_resumed_through_pickle_is_uninterrupted(kernel):
     whole = make(kernel(model), num_samples=40, num_chains=2)
     whole.run(jax.random.key(0), X, Y)
@@ -171,6 +172,7 @@ def test_one_kernel_for_many_runs(kernel):
     )
 
 
+@pytest.mark.slow
 def test_a_second_run_draws_anew_from_its_key(kernel):
     mcmc = make(kernel(model))
     draws = []

@@ -142,6 +142,7 @@ def test_duplicated_rows_double_the_log_likelihood(case):
     check_duplicated(*posterior(case))
 
 
+@pytest.mark.slow
 def test_duplicated_rows_on_devices_and_in_chunks():
     """Six rows, then twelve, neither of which the devices or chunks divide evenly."""
     model, *rest = posterior(CASES["MLP"])

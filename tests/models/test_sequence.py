@@ -9,9 +9,11 @@ import pytest
 from flax import nnx
 from numpyro import handlers
 
+import ppl_bnn
 from ppl_bnn import datasets, models, priors
-from ppl_bnn.models import SequenceClassifier
+from ppl_bnn.models import MLP, SequenceClassifier
 from ppl_bnn.models.recurrent import last_state, make_cell
+from ppl_bnn.target import Target
 
 CELLS = ["lstm", "gru"]
 X = np.random.default_rng(0).normal(size=(3, 6, 4)).astype(np.float32)
@@ -202,3 +204,24 @@ def test_series_of_a_data_set_go_into_a_ready_model():
     model = models.classification(net, priors.normal())
     trace = handlers.trace(handlers.seed(model, 0)).get_trace(series, np.array([0, 1, 0]))
     assert trace["y"]["fn"].logits.shape == (3, 2)
+
+
+def test_a_model_may_be_given_nan_where_nothing_counts():
+    holes = np.where(np.random.default_rng(1).random(X.shape) < 0.6, X, np.nan)
+    net = SequenceClassifier(4, 5, 2, missing_values=True)
+    model, y = models.classification(net, priors.normal()), np.array([0, 1, 0])
+    target = Target(model, (holes, y), {})
+    z = {name: jnp.full(leaf.shape, 0.3) for name, leaf in target.shapes().items()}
+    value, gradient = jax.value_and_grad(lambda z: target.probe_terms(z).sum())(z)
+    assert np.isfinite(value) and all(np.isfinite(leaf).all() for leaf in gradient.values())
+    draws = {name: np.full((2, *leaf.shape), 0.3, np.float32) for name, leaf in z.items()}
+    assert np.isfinite(ppl_bnn.predict(draws, holes, model=model).probs).all()
+    mask = np.ones((3, 6), bool)
+    mask[2, :3] = False
+    inputs = {"x": np.where(mask[..., None], X, np.nan), "mask": mask}
+    Target(models.classification(SequenceClassifier(4, 5, 2), priors.normal()), (inputs, y), {})
+    with pytest.raises(ValueError, match=r"x has 12 values that are NaN.*index \(2, 0, 0\)"):
+        inputs["mask"] = np.ones((3, 6), bool)
+        Target(models.classification(SequenceClassifier(4, 5, 2), priors.normal()), (inputs, y), {})
+    with pytest.raises(ValueError, match="NaN or infinite, the first at index"):  # not by a network
+        Target(models.regression(MLP(4, (), 1), priors.normal()), (holes[:, 0], y * 1.0), {})

@@ -15,6 +15,7 @@ from ppl_bnn import models, priors
 RNG = np.random.default_rng(0)
 X = RNG.normal(size=(40, 3)).astype(np.float32)
 Y = X @ np.array([1.0, -2.0, 0.5], np.float32)
+PRIOR = dist.Normal()
 
 
 def linear(scale=1.0, noise=0.5, level=0.0):
@@ -71,6 +72,27 @@ def test_verdicts_on_numbers(model, y, words):
     check = priors.check(model, X, y)
     assert words in check.verdict
     assert bool(check.advice) == ("Nothing" not in words)
+
+
+def test_data_that_are_not_standardised_are_named_first():
+    check = priors.check(linear(noise=1.0), X, 1000 + 50 * Y)
+    assert check.verdict.startswith("Far off") and "datasets.standardize" in check.advice[0]
+
+
+def test_heavy_tails():
+    def model(x, y=None):
+        scale = numpyro.sample("scale", dist.Pareto(1.0, 0.2))
+        w = numpyro.sample("w", dist.Normal(0, scale).expand([3]).to_event(1))
+        with numpyro.plate("data", x.shape[0]):
+            numpyro.sample("y", dist.Normal(x @ w, 1.0), obs=y)
+
+    assert "Heavy tails: a few draws" in priors.check(model, X).verdict
+
+
+def test_a_label_that_no_row_has():
+    labels = np.repeat([0, 2], 20)
+    check = priors.check(classifier(priors.fan_in_normal()), X, labels)
+    assert check.verdict.startswith("No row of y has label 1 of 0 to 2.")
 
 
 def classifier(prior, hidden=(50, 50), classes=3):
@@ -199,8 +221,15 @@ def test_bad_input():
         priors.check(model, X, Y[1:])
     with pytest.raises(ValueError, match=r"`site` 'w' is no sample site .*\['y'\]"):
         priors.check(model, X, site="w")
-    with pytest.raises(ValueError, match="model's own error"):
-        priors.check(model, X[:, :2])
+    with pytest.raises(ValueError, match=r"number of rows from `x`. The model's own error"):
+        priors.check(lambda x, y=None: model(x.reshape(40, 3), y), X)
+    with pytest.raises(ValueError, match=r"^prior has keys that match no parameter"):
+        priors.check(models.regression(models.MLP(3, (), 1), {"no": PRIOR, "*": PRIOR}), X)
+    labels = classifier(priors.normal(), hidden=())
+    with pytest.raises(ValueError, match=r"`y` has dtype float32, but CategoricalLogits needs int"):
+        priors.check(labels, X, Y)
+    with pytest.raises(ValueError, match=r"`y` has 20 entries outside .* integers from 0 to 2: 3"):
+        priors.check(labels, X, np.repeat([0, 3], 20))
 
     def no_likelihood(x):
         numpyro.sample("w", dist.Normal(0, 1))
