@@ -18,7 +18,7 @@ help:  ## this list
 demo: $(VENV)/has-examples  ## sample a network on real data; ARGS="--data concrete" for other data
 	$(RUN) examples/demo.py $(ARGS)
 
-test: $(VENV)/has-test  ## the fast tests, the code blocks of the documents among them
+test: $(VENV)/has-test  ## the fast tests, the README's code blocks among them
 	$(RUN) -m pytest -m "not slow" $(WORKERS) $(ARGS)
 
 test-slow: $(VENV)/has-test  ## the slow tests

@@ -44,11 +44,12 @@ def run(source, name, folder):
     )
 
 
-SLOW = {"docs/networks.md"}  # convolutions take long to compile
+# what a reader meets first, and what calls ArviZ, runs among the fast tests on every Python
+FAST = {"README.md", "CONTRIBUTING.md", "docs/function_space.md"}
 
 
 @pytest.mark.parametrize(
-    "name", [pytest.param(n, marks=pytest.mark.slow) if n in SLOW else n for n in DOCUMENTS]
+    "name", [n if n in FAST else pytest.param(n, marks=pytest.mark.slow) for n in DOCUMENTS]
 )
 def test_python_blocks_run(name, tmp_path):
     result = run(program((ROOT / name).read_text()), name, tmp_path)

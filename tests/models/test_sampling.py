@@ -15,6 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro.distributions as dist
 import pytest
+from numpyro.infer.util import log_density
 
 import ppl_bnn
 from ppl_bnn import models
@@ -117,3 +118,19 @@ def test_samples_sharded_and_in_chunks(name, request):
         assert np.isfinite(draws).all(), site
         assert np.all(draws[0] != draws[1]), site
         assert np.all(draws != state.z[site]), site
+
+
+def test_memory_of_a_gradient_over_all_of_cifar():
+    """40,960 images in chunks of 256, from the compiled program's own account; nothing is run."""
+    model = models.classification(ResNet20FRN(), dist.Normal(0.0, SCALE))
+    chunked = ppl_bnn.full_batch(model, chunk_size=256)
+    x, y = np.zeros((40_960, 32, 32, 3), np.float32), np.zeros(40_960, np.int32)
+    weights = initial_weights("net", ResNet20FRN())
+
+    def log_posterior(weights, x, y):
+        return log_density(chunked, (x, y), {}, weights)[0]
+
+    compiled = jax.jit(jax.value_and_grad(log_posterior)).lower(weights, x, y).compile()
+    memory = compiled.memory_analysis().temp_size_in_bytes
+    print(f"{memory / 2**30:.2f} GiB")
+    assert memory < 4 * 2**30
