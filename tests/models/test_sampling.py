@@ -57,7 +57,7 @@ CASES = {
     "ResNet50": Case(lambda: ResNet50(10, width=4, stem="small"), ("cifar10", 16), 0.02),
     "LSTM": Case(lambda: clinical("lstm"), ("physionet", 64), 0.02),
     "GRU": Case(lambda: clinical("gru"), ("physionet", 64), 0.02),
-    "CNNLSTM": Case(CNNLSTM, ("imdb", 500), 0.03, 63),
+    "CNNLSTM": Case(CNNLSTM, ("imdb", 500), 0.015, 63),
     "ResNet20FRN": Case(ResNet20FRN, ("cifar10", 500), 0.005, 63),
     "ResNet20FRN, smooth": Case(ResNet20FRN, ("cifar10", 16), 0.02, far=True),
 }
