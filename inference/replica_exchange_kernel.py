@@ -12,6 +12,7 @@ import numpy as np
 from ppl_bnn.inference import replica_exchange
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import Options
+from ppl_bnn.inference.sgmcmc_settings import check_integer
 from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step
 
 Tree = dict[str, jax.Array]
@@ -103,7 +104,11 @@ class ReplicaExchangeSGLD(SGMCMC):
         **options: Unpack[Options],
     ):
         super().__init__(model, **options)
-        factors = np.asarray(temperatures, float)
+        factors: np.ndarray
+        try:
+            factors = np.asarray(temperatures, np.float32)
+        except (TypeError, ValueError):
+            factors = np.zeros(0, np.float32)
         if (
             factors.ndim != 1
             or factors.size < 2
@@ -116,13 +121,10 @@ class ReplicaExchangeSGLD(SGMCMC):
             )
         if not np.isfinite(factors).all():
             raise ValueError(f"`temperatures` must be finite, got {temperatures!r}.")
-        if isinstance(swap_interval, bool) or not swap_interval >= 1:
-            raise ValueError(
-                f"`swap_interval` must be an integer of at least 1, got {swap_interval!r}."
-            )
-        if swap_noise is not None and not 0 <= swap_noise < np.inf:
+        check_integer("swap_interval", swap_interval, 1)
+        if swap_noise is not None and not (_is_number(swap_noise) and 0 <= swap_noise < np.inf):
             raise ValueError(f"`swap_noise` is a variance, not negative; got {swap_noise!r}.")
-        if not 1 <= correction < np.inf:
+        if not (_is_number(correction) and 1 <= correction < np.inf):
             raise ValueError(f"`correction` must be at least 1, got {correction!r}.")
         is_cold = not callable(self.settings.temperature) and self.settings.temperature == 0
         if is_cold or hasattr(self.settings.step_size, "is_sampling"):
@@ -194,3 +196,7 @@ class ReplicaExchangeSGLD(SGMCMC):
             swap_rate=info.is_swapped,
             noise_variance=core.noise_variance,
         )
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -249,7 +249,9 @@ class SGMCMC(ModelKernel):
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
             return
         positions = chains.stacked(state.z)
-        terms = jax.vmap(lambda z: jnp.sum(target.probe_terms(z)))(positions)
+        if "probe" not in target.starts:  # compiled once, so that a second run traces nothing
+            target.starts["probe"] = jax.jit(jax.vmap(lambda z: jnp.sum(target.probe_terms(z))))
+        terms = target.starts["probe"](positions)
         for chain in np.flatnonzero(~np.isfinite(terms)):
             position = {name: value[chain] for name, value in positions.items()}
             raise ValueError(

@@ -41,7 +41,7 @@ class Settings:
         for name in ("step_size", "temperature"):
             check_schedule(name, getattr(self, name), allow_zero=name == "temperature")
         for name, least in (("batch_size", 1), ("steps_per_draw", 1), ("warm_start", 0)):
-            _check_integer(name, getattr(self, name), least)
+            check_integer(name, getattr(self, name), least)
         for name, allowed in (("batching", BATCHING), ("gradient", GRADIENTS)):
             check_choice(name, getattr(self, name), allowed)
         if (self.gradient == "svrg") != (self.refresh_interval is not None):
@@ -51,7 +51,7 @@ class Settings:
                 f"gradient={self.gradient!r} and refresh_interval={self.refresh_interval!r}."
             )
         if self.refresh_interval is not None:
-            _check_integer("refresh_interval", self.refresh_interval, 1)
+            check_integer("refresh_interval", self.refresh_interval, 1)
         check_init_strategy(self.init_strategy)
         check_mesh(self.mesh)
         check_chunk_size(self.chunk_size)
@@ -97,6 +97,7 @@ def check_schedule(name: str, value: Any, *, allow_zero: bool = False) -> None:
         )
 
 
-def _check_integer(name: str, value: Any, least: int) -> None:
+def check_integer(name: str, value: Any, least: int) -> None:
+    """Refuse what is no integer, or too small a one."""
     if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
         raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

@@ -111,6 +111,8 @@ class CNNLSTM(nnx.Module):
         if not isinstance(ids, jax.core.Tracer):
             self.check_inputs(ids)
         ids = jnp.asarray(ids)
+        if ids.dtype.itemsize < 4:  # which could not hold the vocabulary's size
+            ids = ids.astype(jnp.int32)
         outside = (ids < 0) | (ids >= self.vocab_size)
         words = self.embedding(jnp.where(outside, 0, ids))
         words = jnp.where(outside[..., None], jnp.nan, words)

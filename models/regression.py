@@ -5,6 +5,7 @@ from typing import Any, TypeAlias
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import numpyro
 import numpyro.distributions as dist
 from jaxtyping import Shaped
@@ -18,6 +19,7 @@ from ppl_bnn.models.outputs import (
     squeeze_one,
 )
 from ppl_bnn.priors import Prior, expand_to_event
+from ppl_bnn.priors.base import check_positive_prior
 
 Number: TypeAlias = float | int
 
@@ -75,8 +77,8 @@ def regression(
             raise ValueError(f"noise must be one of {kinds}, a float or a prior, got {noise!r}")
     else:
         _check_positive("noise", noise, "a standard deviation", "dist.HalfNormal(1)")
-    if noise_floor < 0:
-        raise ValueError(f"noise_floor must not be negative, got {noise_floor}")
+    if not 0 <= noise_floor < np.inf:
+        raise ValueError(f"noise_floor must be finite and not negative, got {noise_floor}")
     if df is not None:
         _check_positive("df", df, "a number of degrees of freedom", "dist.Gamma(2, 0.1)")
     return Regression(net, prior, noise, noise_floor, df)
@@ -169,11 +171,7 @@ class CountRegression:
 
 def _check_positive(argument: str, value: Any, what: str, instead: str) -> None:
     if isinstance(value, dist.Distribution):
-        if value.support is dist.constraints.real:
-            raise ValueError(
-                f"{argument} is {what}, but its prior {type(value).__name__} allows negative "
-                f"values; take, for instance, {instead}"
-            )
-    elif not value > 0:
+        check_positive_prior(argument, value, what, instead)
+    elif np.ndim(value) or isinstance(value, bool | None) or not value > 0:
         positive = what.replace("a ", "a positive ", 1)
         raise ValueError(f"{argument} must be {positive}, got {value}")

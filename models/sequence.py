@@ -168,6 +168,12 @@ class SequenceClassifier(nnx.Module):
                 f"{first}; mark missing values with `observed` (and missing_values=True) and "
                 "missing steps with `mask`"
             )
+        if static is not None and not np.isfinite(np.asarray(static)).all():
+            first = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(static)))[0])
+            raise ValueError(
+                f"static is NaN or infinite, first at index {first}; impute it, with a further "
+                "column that says where"
+            )
 
     def __repr__(self) -> str:
         """Show how the network was built, without its arrays."""

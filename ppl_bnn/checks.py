@@ -61,6 +61,19 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
                 f"`{name}` has dtype {leaf.dtype}; convert it to numbers: `{name}.astype(float)`, "
                 f"or, for class labels, `numpy.unique({name}, return_inverse=True)[1]`."
             )
+        check_integers(name, leaf)
+
+
+def check_integers(name: str, leaf: Any) -> None:
+    """Refuse integers that JAX would cut to 32 bits, which makes others of them."""
+    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.size:
+        limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
+        least, largest = leaf.min(), leaf.max()
+        if least < limits.min or largest > limits.max:
+            raise ValueError(
+                f"`{name}` holds integers from {least} to {largest}, and JAX would cut them to "
+                f"{limits.bits} bits. Recode them, or set `jax_enable_x64`."
+            )
 
 
 def check_finite(model: Callable, args: tuple, kwargs: dict, but_for: set[int]) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import islice
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -49,10 +50,7 @@ def encode_labels(
     train, test = _labels("y_train", y_train), _labels("y_test", y_test)
     if classes is None:
         known = np.unique(train)
-        if (
-            known.dtype.kind in "iu"
-            and (gaps := np.setdiff1d(np.arange(known[0], known[-1]), known)).size
-        ):
+        if known.dtype.kind in "iu" and (gaps := _gaps(known)):
             raise ValueError(
                 f"no training row has the label {_listed(gaps)}, though {known[0]} and {known[-1]} "
                 "occur. Add such rows, or, if there is no such class, pass "
@@ -116,13 +114,31 @@ def balanced_rows(
     return np.sort(np.concatenate([m[:q] for m, q in zip(members, quota, strict=True)]))
 
 
+def _gaps(known: np.ndarray) -> list[int]:
+    """The first integers between the least and the largest that are not there."""
+    ends = np.flatnonzero(np.diff(known) > 1)
+    missing = (n for i in ends for n in range(int(known[i]) + 1, int(known[i + 1])))
+    return list(islice(missing, 11))
+
+
 def _labels(name: str, value: ArrayLike) -> np.ndarray:
     y = np.asarray(value)
+    if isinstance(value, list | tuple) or y.dtype.kind == "O":
+        # before missing ones become text
+        each = list(np.asarray(value, object).ravel())
+        if missing := [i for i, label in enumerate(each) if label is None or label != label]:
+            raise ValueError(
+                f"`{name}` has no label in {len(missing)} rows, the first of them row "
+                f"{missing[0]}; drop these rows"
+            )
+        y = np.asarray(each).reshape(y.shape) if y.dtype.kind == "O" else y
     if y.ndim != 1 or not y.size:
         raise ValueError(f"`{name}` must hold labels of shape (row,), got shape {y.shape}")
     if y.dtype.kind == "f":
         if not np.array_equal(y, np.round(y)):
             raise ValueError(f"`{name}` must hold class labels, got numbers that are not whole")
+        if not (np.abs(y) < 2**53).all():
+            raise ValueError(f"`{name}` must hold class labels, got {y[np.argmax(np.abs(y))]}")
         return y.astype(int)
     return y.astype(str) if y.dtype.kind == "O" else y
 

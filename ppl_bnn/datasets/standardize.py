@@ -85,6 +85,12 @@ def standardize(
             values = getattr(data, name)
             if values is not None:
                 _check_finite(name, values)
+                expected = getattr(data, f"{letter}_train").shape[1:]
+                if values.shape[1:] != expected:
+                    raise ValueError(
+                        f"`{name}` has shape {values.shape}, but a row of `{letter}_train` has "
+                        f"shape {expected}"
+                    )
                 changes[name] = scale(values)
     return Standardized(replace(data, **changes), units)
 
@@ -109,6 +115,11 @@ class Units:
 
     def scale_x(self, x: ArrayLike) -> np.ndarray:
         """Standardised features of new rows, shape (row, column)."""
+        if np.ndim(x) != 2 or np.shape(x)[1] != self.x_mean.size:
+            raise ValueError(
+                f"`x` has shape {np.shape(x)}, expected (row, {self.x_mean.size}): the columns of "
+                "the training rows"
+            )
         return (np.asarray(x) - self.x_mean) / self.x_std
 
     def scale_y(self, y: ArrayLike) -> np.ndarray:
@@ -144,8 +155,13 @@ class Units:
 
         A float for one output; for several, whose units may differ, an array of shape (output,).
         """
-        if self.y_std.ndim == 0:
-            return float(self.y_std) * metrics.rmse(mean, y)
+        if self.y_std.size == 1:
+            return self.y_std.item() * metrics.rmse(mean, y)
+        if np.shape(mean)[1:] != self.y_std.shape:
+            raise ValueError(
+                f"`mean` has shape {np.shape(mean)}, expected (row, {self.y_std.size}): one column "
+                "for each target"
+            )
         each = zip(np.asarray(mean).T, np.asarray(y).T, strict=True)
         return self.y_std * np.array([metrics.rmse(a, b) for a, b in each])
 
@@ -201,8 +217,16 @@ def _moments(
     values = values.astype(float)
     # compared exactly: the deviation of a constant is not always 0 in floating point
     constant = values.max(axis=0) == values.min(axis=0)
-    moments = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
-    return *moments, np.asarray(constant)
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
+        mean, std = np.asarray(values.mean(axis=0)), np.asarray(values.std(axis=0))
+    lost = ~constant & ~(np.isfinite(std) & (std > 0))
+    if np.any(lost):
+        column = int(np.argmax(lost))
+        raise ValueError(
+            f"`{name}` has a column, {column}, whose numbers are too small or too large for a "
+            "standard deviation; change its unit first"
+        )
+    return mean, std, np.asarray(constant)
 
 
 def _check_finite(name: str, values: np.ndarray) -> None:

@@ -119,11 +119,28 @@ def expand_to_event(
 
 
 def check_positive(**arguments: Any) -> None:
-    """Refuse numbers that are not positive and finite.
+    """Refuse what is no positive and finite number.
 
     A scale that is itself sampled arrives as an array, whose value is not known in a trace; it
-    passes, as do None and distributions.
+    passes, as do distributions, and None as the prior of biases.
     """
     for name, value in arguments.items():
-        if isinstance(value, int | float | np.number) and not 0 < value < math.inf:
-            raise ValueError(f"{name} must be a positive and finite number, got {value}")
+        if isinstance(value, dist.Distribution | jax.core.Tracer):
+            continue
+        if name == "bias" and value is None:
+            continue
+        is_number = isinstance(value, int | float | np.number | np.ndarray | jax.Array)
+        if not is_number or not np.all((np.asarray(value) > 0) & (np.asarray(value) < math.inf)):
+            raise ValueError(f"{name} must be a positive and finite number, got {value!r}")
+
+
+def check_positive_prior(argument: str, prior: dist.Distribution, what: str, instead: str) -> None:
+    """Refuse a prior that allows negative values of what must be positive."""
+    support = prior.support
+    lower = getattr(support, "lower_bound", 0.0)
+    lower = 0.0 if isinstance(lower, jax.core.Tracer) else lower
+    if support is dist.constraints.real or np.any(np.asarray(lower) < 0):
+        raise ValueError(
+            f"{argument} is {what}, but its prior {type(prior).__name__} allows negative values; "
+            f"take, for instance, {instead}"
+        )

@@ -16,13 +16,13 @@ import jax.numpy as jnp
 import numpyro
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
-from numpyro.distributions import constraints
 
 from ppl_bnn.priors.base import (
     BiasPrior,
     PriorFunction,
     WeightPrior,
     check_positive,
+    check_positive_prior,
     expand_to_event,
 )
 
@@ -67,11 +67,7 @@ def hierarchical(
     """
     check_positive(scale=scale, bias=bias)
     if isinstance(scale, dist.Distribution):
-        if scale.support is constraints.real:
-            raise ValueError(
-                f"scale is a standard deviation, but its prior {type(scale).__name__} allows "
-                "negative values; take, for instance, dist.HalfNormal(1)"
-            )
+        check_positive_prior("scale", scale, "a standard deviation", "dist.HalfNormal(1)")
     return Hierarchical(scale, centered, fan_in, bias)
 
 

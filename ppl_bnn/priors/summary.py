@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -60,7 +61,7 @@ class PriorFunctions:
         values = self.functions[self._is_finite].astype(np.float64)
         if self.kind == "classes":
             values = values - values.mean(axis=-1, keepdims=True)
-        return values.reshape(*values.shape[:2], -1)
+        return values.reshape(*values.shape[:2], math.prod(values.shape[2:]))
 
     @property
     def num_nonfinite(self) -> int:

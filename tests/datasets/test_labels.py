@@ -127,3 +127,23 @@ class TestSubset:
         few = data.subset(10, 5, seed=3)
         assert len(set(few.train_rows)) == 10 and len(few.y_test) == 5
         np.testing.assert_array_equal(few.x_train[:, 0], few.y_train)
+
+
+@pytest.mark.parametrize(
+    ("labels", "message"),
+    [
+        (["a", None, "b"], "no label in 1 rows, the first of them row 1"),
+        (np.array(["a", float("nan")], object), "no label in 1 rows"),
+        ([0.0, np.inf], "must hold class labels, got"),
+        ([0.0, 1e20], "must hold class labels, got 1e"),
+        ([0, 10**8], "no training row has the label 1, 2, 3"),
+    ],
+)
+def test_labels_that_are_missing_or_far_apart(labels, message, as_users_run):
+    with pytest.raises(ValueError, match=message):
+        encode_labels(labels, labels[:1])
+
+
+def test_objects_that_are_integers_are_ordered_as_numbers():
+    labels = encode_labels(np.array(range(11), object), [10])
+    assert labels.classes[2] == "2" and labels.test[0] == 10

@@ -150,3 +150,26 @@ def test_class_probabilities_have_no_units(data, as_users_run):
     _, units = datasets.standardize(data)
     with pytest.raises(ValueError, match="must be one of regression"):
         units.restore(np.zeros(3))
+
+
+def test_one_target_in_a_column_has_one_error(as_users_run):
+    x, y = np.arange(16.0).reshape(8, 2), np.arange(8.0)
+    column = datasets.standardize(Dataset(x, y[:, None], x, y[:, None])).units
+    row = datasets.standardize(Dataset(x, y, x, y)).units
+    assert column.rmse(np.zeros(8), y) == pytest.approx(row.rmse(np.zeros(8), y))
+    two = datasets.standardize(Dataset(x, x, x, x)).units
+    with pytest.raises(ValueError, match=r"`mean` has shape \(8,\), expected \(row, 2\)"):
+        two.rmse(y, y)
+    with pytest.raises(ValueError, match=r"`x` has shape \(3, 1\), expected \(row, 2\)"):
+        row.scale_x(np.zeros((3, 1)))
+    with pytest.raises(ValueError, match="`x_test` has shape"):
+        datasets.standardize(Dataset(x, y, x[:, :1], y))
+
+
+@pytest.mark.parametrize("factor", [1e-200, 1e200])
+def test_columns_without_a_deviation_in_floating_point(factor, as_users_run):
+    x, y = np.arange(16.0).reshape(8, 2), np.arange(8.0)
+    with pytest.raises(ValueError, match="`y_train` has a column, 0, whose numbers are too"):
+        datasets.standardize(Dataset(x, y * factor, x, y))
+    with pytest.raises(ValueError, match="`x_train` has a column, 1, whose numbers are too"):
+        datasets.standardize(Dataset(x * [1, factor], y, x, y))

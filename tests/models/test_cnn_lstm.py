@@ -8,7 +8,9 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from ppl_bnn import models, priors
 from ppl_bnn.models import CNNLSTM
+from ppl_bnn.target import Target
 
 
 def small(**options):
@@ -124,3 +126,17 @@ def test_full_width():
     ids = np.random.default_rng(0).integers(0, 20_000, size=(4, 100))
     gradient = nnx.grad(lambda net: jnp.sum(net(ids) ** 2))(net)
     assert all(np.isfinite(leaf).all() for leaf in jax.tree.leaves(gradient))
+
+
+@pytest.mark.parametrize("dtype", [np.int8, np.uint8, np.int64])
+def test_ids_of_every_integer_type(dtype):
+    net = CNNLSTM(300, 2, embedding_size=2, filters=2, hidden_size=2)
+    ids = np.full((1, 8), 100)
+    np.testing.assert_array_equal(net(ids.astype(dtype)), net(ids.astype(np.int32)))
+
+
+def test_ids_beyond_32_bits_are_refused_before_they_are_cut():
+    net = CNNLSTM(300, 2, embedding_size=2, filters=2, hidden_size=2)
+    model, ids = models.classification(net, priors.normal()), np.full((2, 8), 100 + 2**32)
+    with pytest.raises(ValueError, match="would cut them to 32 bits"):
+        Target(model, (ids, np.array([0, 1])), {})

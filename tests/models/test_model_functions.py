@@ -240,7 +240,7 @@ def test_bad_degrees_of_freedom(df, message):
 
 
 def test_bad_noise_floor():
-    with pytest.raises(ValueError, match="noise_floor must not be negative, got -1"):
+    with pytest.raises(ValueError, match="noise_floor must be finite and not negative, got -1"):
         regression(MLP(3, (4,), 2), PRIOR, "heteroscedastic", noise_floor=-1.0)
 
 

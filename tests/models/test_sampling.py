@@ -7,6 +7,7 @@ trajectories are made, from the network's own initial weights, and one compiled 
 all of them.
 """
 
+import os
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,6 +49,7 @@ class Case:
     far: bool = False  # whether thresholds lie where no unit meets them
 
 
+IN_CI = ("MLP", "LeNet", "LSTM")  # the others take minutes each, nearly all to compile
 CASES = {
     "MLP": Case(lambda: MLP(32 * 32 * 3, (16,), 10), ("cifar10", 16), 0.02),
     "LeNet": Case(lambda: LeNet(image_size=(32, 32), in_channels=3), ("cifar10", 16), 0.02),
@@ -78,7 +80,12 @@ def load(case, request):
     return x.reshape(num_rows, -1) if case is CASES["MLP"] else x, y
 
 
-@pytest.mark.parametrize("name", CASES)
+study = pytest.mark.skipif(
+    "PPL_BNN_STUDIES" not in os.environ, reason="takes minutes; set PPL_BNN_STUDIES=1 to run it"
+)
+
+
+@pytest.mark.parametrize("name", [n if n in IN_CI else pytest.param(n, marks=study) for n in CASES])
 def test_samples_sharded_and_in_chunks(name, request):
     case = CASES[name]
     data = load(case, request)
@@ -120,6 +127,7 @@ def test_samples_sharded_and_in_chunks(name, request):
         assert np.all(draws != state.z[site]), site
 
 
+@study
 def test_memory_of_a_gradient_over_all_of_cifar():
     """40,960 images in chunks of 256, from the compiled program's own account; nothing is run."""
     model = models.classification(ResNet20FRN(), dist.Normal(0.0, SCALE))

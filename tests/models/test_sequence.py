@@ -225,3 +225,9 @@ def test_a_model_may_be_given_nan_where_nothing_counts():
         Target(models.classification(SequenceClassifier(4, 5, 2), priors.normal()), (inputs, y), {})
     with pytest.raises(ValueError, match="NaN or infinite, the first at index"):  # not by a network
         Target(models.regression(MLP(4, (), 1), priors.normal()), (holes[:, 0], y * 1.0), {})
+
+
+def test_static_features_must_be_finite():
+    net = SequenceClassifier(4, 5, 2, static_features=1)
+    with pytest.raises(ValueError, match=r"static is NaN or infinite, first at index \(1, 0\)"):
+        net.check_inputs(X, static=np.array([[0.0], [np.nan], [1.0]]))

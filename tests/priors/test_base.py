@@ -9,7 +9,7 @@ import pytest
 from flax import linen, nnx
 from numpyro import handlers
 
-from ppl_bnn import priors
+from ppl_bnn import models, priors
 from ppl_bnn.priors import expand_to_event
 from ppl_bnn.random_module import random_module
 
@@ -208,3 +208,22 @@ def test_expand_to_event(distribution, shape):
 def test_expand_to_event_that_does_not_fit(distribution, shape):
     with pytest.raises(ValueError, match="the prior of w does not fit"):
         expand_to_event(distribution, shape, "w")
+
+
+@pytest.mark.parametrize(
+    "scale", [-1.0, 0, np.array(-1.0), jnp.array(-1.0), jnp.nan, "1", None, [1.0]]
+)
+def test_scales_that_are_no_positive_numbers(scale, as_users_run):
+    for builder in (priors.normal, priors.fan_in_normal, priors.horseshoe):
+        with pytest.raises(ValueError, match="must be a positive and finite number, got"):
+            builder(scale)
+
+
+@pytest.mark.parametrize(
+    "prior", [dist.Normal(), dist.Uniform(-1, 1), dist.TruncatedNormal(low=-1)]
+)
+def test_priors_of_a_scale_that_allow_negative_values(prior, as_users_run):
+    with pytest.raises(ValueError, match=r"allows negative values; .*HalfNormal"):
+        priors.hierarchical(prior)
+    with pytest.raises(ValueError, match="allows negative values"):
+        models.regression(models.MLP(1, (), 1), priors.normal(), noise=prior)
