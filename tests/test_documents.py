@@ -40,7 +40,7 @@ def run(source, name, folder):
         env=environment,
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 
