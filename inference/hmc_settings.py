@@ -13,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
 
+from ppl_bnn.arguments import check_integer, is_number
 from ppl_bnn.inference.mass_matrix import (
     Metric,
     Tree,
@@ -56,14 +57,13 @@ class Settings:
     def __post_init__(self) -> None:
         for name in ("step_size", "trajectory_length", "temperature"):
             value = getattr(self, name)
-            if value is not None and not (_is_number(value) and 0 < value < math.inf):
+            if value is not None and not (is_number(value) and 0 < value < math.inf):
                 raise ValueError(f"`{name}` must be a positive, finite number, got {value!r}.")
         for name, least in (("num_steps", 1), ("max_num_steps", 1), ("warm_start", 0)):
             value = getattr(self, name)
             if value is None and name != "warm_start":
                 continue
-            if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-                raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")
+            check_integer(name, value, least)
         for field in fields(self):
             if field.type == "bool" and not isinstance(getattr(self, field.name), bool | np.bool):
                 value = getattr(self, field.name)
@@ -74,11 +74,11 @@ class Settings:
                 f"({self.trajectory_length}) were "
                 "given. Give one of them: the other follows from it and the step size."
             )
-        if not (_is_number(self.target_accept_prob) and 0 < self.target_accept_prob < 1):
+        if not (is_number(self.target_accept_prob) and 0 < self.target_accept_prob < 1):
             raise ValueError(
                 f"`target_accept_prob` must lie between 0 and 1, got {self.target_accept_prob!r}."
             )
-        if not (_is_number(self.trajectory_jitter) and 0 <= self.trajectory_jitter < 1):
+        if not (is_number(self.trajectory_jitter) and 0 <= self.trajectory_jitter < 1):
             raise ValueError(
                 "`trajectory_jitter` must be at least 0 and below 1, got "
                 f"{self.trajectory_jitter!r}."
@@ -177,12 +177,6 @@ class Settings:
             # whole steps that make up the very length that was asked for
             step_size = jnp.where(is_cut, step_size, length / num_steps)
         return step_size, num_steps, ~(wanted <= self.limit) & ~is_early
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) or (
-        isinstance(value, jax.Array) and value.ndim == 0
-    )
 
 
 def check_init_params(init_params: Any, shapes: dict[str, Any], num_chains: int | None) -> Tree:

@@ -140,8 +140,8 @@ def step(
             f"each replica, where the positions' leading axes are {sorted(replicas)}."
         )
     values, slopes = jax.vmap(gradient)(state.position)
-    potentials = values
     estimates = values if potential is None else jax.vmap(potential)(state.position)
+    difference_error = jnp.diff(values - estimates).astype(dtype)
 
     probability = swap_probability(
         jnp.asarray(estimates, dtype), temperatures, scalar(noise_variance), scalar(correction)
@@ -182,5 +182,5 @@ def step(
         swap_probability=probability,
         is_attempted=is_attempted,
         is_swapped=is_swapped,
-        difference_error=-jnp.diff(jnp.asarray(estimates - potentials, dtype)),
+        difference_error=difference_error,
     )

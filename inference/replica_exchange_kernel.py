@@ -9,10 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bnn.arguments import check_integer, is_number
 from ppl_bnn.inference import replica_exchange
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import Options
-from ppl_bnn.inference.sgmcmc_settings import check_integer
 from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step
 
 Tree = dict[str, jax.Array]
@@ -26,7 +26,6 @@ class State(NamedTuple):
     position: Tree
     others: Tree  # with a leading axis over the other temperatures
     noise_variance: jax.Array  # s^2 of the swaps, shape (temperatures - 1,)
-    num_steps: jax.Array
 
 
 class Info(NamedTuple):
@@ -122,9 +121,9 @@ class ReplicaExchangeSGLD(SGMCMC):
         if not np.isfinite(factors).all():
             raise ValueError(f"`temperatures` must be finite, got {temperatures!r}.")
         check_integer("swap_interval", swap_interval, 1)
-        if swap_noise is not None and not (_is_number(swap_noise) and 0 <= swap_noise < np.inf):
+        if swap_noise is not None and not (is_number(swap_noise) and 0 <= swap_noise < np.inf):
             raise ValueError(f"`swap_noise` is a variance, not negative; got {swap_noise!r}.")
-        if not (_is_number(correction) and 1 <= correction < np.inf):
+        if not (is_number(correction) and 1 <= correction < np.inf):
             raise ValueError(f"`correction` must be at least 1, got {correction!r}.")
         is_cold = not callable(self.settings.temperature) and self.settings.temperature == 0
         if is_cold or hasattr(self.settings.step_size, "is_sampling"):
@@ -138,27 +137,20 @@ class ReplicaExchangeSGLD(SGMCMC):
         self.swap_noise = swap_noise
         self.correction = correction
 
-    def init(
-        self,
-        rng_key: jax.Array,
-        num_warmup: int,
-        init_params: Any,
-        model_args: tuple,
-        model_kwargs: dict | None,
-    ) -> SGMCMCState:
+    def init(self, rng_key: jax.Array, num_warmup: int, *args: Any, **kwargs: Any) -> SGMCMCState:
         """As in `SGLD`; refuses to go without the warm-up that measures the swaps' noise."""
         if num_warmup == 0 and self.swap_noise is None:
             raise ValueError(
                 "the noise of the swaps is measured during warm-up, and `num_warmup` is 0: give "
                 "`num_warmup`, or the noise itself as `swap_noise`."
             )
-        return super().init(rng_key, num_warmup, init_params, model_args, model_kwargs)
+        return super().init(rng_key, num_warmup, *args, **kwargs)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> State:
         num_others = len(self.temperatures) - 1
         noise = jnp.full(num_others, self.swap_noise or 0.0, jnp.result_type(float))
         others = jax.tree.map(lambda x: jnp.broadcast_to(x, (num_others, *x.shape)), position)
-        return State(position, others, noise, jnp.int32(0))
+        return State(position, others, noise)
 
     def _core_step(self, core: State, step: Step) -> tuple[State, Info]:
         position = jax.tree.map(
@@ -174,19 +166,18 @@ class ReplicaExchangeSGLD(SGMCMC):
             temperatures=step.temperature * self.temperatures,
             noise_variance=core.noise_variance,
             correction=self.correction,
-            swap=core.num_steps % self.swap_interval == 0,
+            swap=step.number % self.swap_interval == 0,
             potential=step.potential,
         )
         noise = core.noise_variance
         if self.swap_noise is None:
-            weight = jnp.maximum(1 / (core.num_steps + 1), SLOWEST)
+            weight = jnp.maximum(1 / (step.number + 1), SLOWEST)
             learnt = noise + weight * (info.difference_error**2 / 4 - noise)
             noise = jnp.where(step.in_warmup, learnt, noise).astype(noise.dtype)
         state = State(
             position=jax.tree.map(lambda x: x[0], moved.position),
             others=jax.tree.map(lambda x: x[1:], moved.position),
             noise_variance=noise,
-            num_steps=core.num_steps + 1,
         )
         return state, Info(
             potential=info.potential[0],
@@ -196,7 +187,3 @@ class ReplicaExchangeSGLD(SGMCMC):
             swap_rate=info.is_swapped,
             noise_variance=core.noise_variance,
         )
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float | np.number) and not isinstance(value, bool)

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.inference import sghmc
 from ppl_bnn.inference.preconditioner import Preconditioner
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
+from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
 from numpyro.util import is_prng_key
 
 from ppl_bnn.batch_density import batch_log_density
@@ -19,7 +18,8 @@ from ppl_bnn.inference.chains import Chains
 from ppl_bnn.inference.estimators import Anchor, at_anchor, plain
 from ppl_bnn.inference.hmc_settings import check_init_params
 from ppl_bnn.inference.kernel import ModelKernel
-from ppl_bnn.inference.sgmcmc_settings import Schedule, Settings
+from ppl_bnn.inference.sgmcmc_options import Options
+from ppl_bnn.inference.sgmcmc_settings import Settings
 from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step, transition
 from ppl_bnn.mesh import CHAINS, size
 from ppl_bnn.prior_scale import prior_scales, prior_widths
@@ -76,23 +76,7 @@ class SGMCMC(ModelKernel):
         "failed_at",
     )
 
-    def __init__(
-        self,
-        model: Callable,
-        *,
-        step_size: float | Schedule,
-        batch_size: int,
-        batching: str = "iid",
-        gradient: str = "plain",
-        refresh_interval: int | None = None,
-        temperature: float | Schedule = 1.0,
-        steps_per_draw: int = 1,
-        mesh: Mesh | None = None,
-        chunk_size: int | None = None,
-        init_strategy: Any = "prior",
-        warm_start: int = 1000,
-    ):
-        options = {k: v for k, v in locals().items() if k not in ("self", "model", "__class__")}
+    def __init__(self, model: Callable, **options: Unpack[Options]):
         super().__init__(model)
         self.settings = Settings(**options)
 
@@ -181,12 +165,13 @@ class SGMCMC(ModelKernel):
         def first_info(core):
             no_gradient = jnp.zeros(()), jax.tree.map(jnp.zeros_like, position)
             first = Step(
-                key_core,
-                lambda _: no_gradient,
-                lambda _: jnp.zeros(()),
-                step_size,
-                temperature,
-                jnp.asarray(True),
+                number=jnp.int32(0),
+                rng_key=key_core,
+                gradient=lambda _: no_gradient,
+                potential=lambda _: jnp.zeros(()),
+                step_size=step_size,
+                temperature=temperature,
+                in_warmup=jnp.asarray(True),
             )
             return self._core_step(core, first)[1]
 

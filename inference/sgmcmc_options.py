@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.inference.preconditioner import Preconditioner, adam, diagonal, identity, rmsprop
 from ppl_bnn.inference.sgmcmc_settings import Schedule
 

@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
-import numpy as np
 from jax.sharding import Mesh
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice, check_integer, is_number
 from ppl_bnn.inference.batches import BATCHING
 from ppl_bnn.inference.estimators import GRADIENTS
 from ppl_bnn.inference.start import check_init_strategy
@@ -27,15 +26,15 @@ class Settings:
 
     step_size: float | Schedule
     batch_size: int
-    batching: str
-    gradient: str
-    refresh_interval: int | None
-    temperature: float | Schedule
-    steps_per_draw: int
-    mesh: Mesh | None
-    chunk_size: int | None
-    init_strategy: Any
-    warm_start: int
+    batching: str = "iid"
+    gradient: str = "plain"
+    refresh_interval: int | None = None
+    temperature: float | Schedule = 1.0
+    steps_per_draw: int = 1
+    mesh: Mesh | None = None
+    chunk_size: int | None = None
+    init_strategy: Any = "prior"
+    warm_start: int = 1000
 
     def __post_init__(self) -> None:
         for name in ("step_size", "temperature"):
@@ -88,16 +87,10 @@ def check_schedule(name: str, value: Any, *, allow_zero: bool = False) -> None:
     """Refuse what is neither a schedule nor a positive number."""
     if callable(value):
         return
-    is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
-    if not is_number or not math.isfinite(value) or value < 0 or (value == 0 and not allow_zero):
+    is_finite = is_number(value) and math.isfinite(value)
+    if not is_finite or value < 0 or (value == 0 and not allow_zero):
         least = "a number of at least 0" if allow_zero else "a positive number"
         raise ValueError(
             f"`{name}` must be {least}, or a schedule (a function of the step's number, such as "
             f"those of `ppl_bnn.schedules` and of optax), got {value!r}."
         )
-
-
-def check_integer(name: str, value: Any, least: int) -> None:
-    """Refuse what is no integer, or too small a one."""
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or value < least:
-        raise ValueError(f"`{name}` must be an integer of at least {least}, got {value!r}.")

@@ -21,6 +21,7 @@ from ppl_bnn.target import Target
 class Step(NamedTuple):
     """What one step of a chain is given."""
 
+    number: jax.Array  # of the step, from 0 and through warm-up
     rng_key: jax.Array
     gradient: Callable  # position -> estimate of the potential, and its gradient
     potential: Callable  # position -> another estimate, from a batch of its own; free if not called
@@ -81,16 +82,20 @@ def transition(
                 return plain(log_density, index, temperature)
             return against_anchor(log_density, index, temperature, anchor)
 
+        def other_index():  # takes nothing out of the epoch
+            return draw(key_other, place, batching="iid")[0]
+
         index, next_place = draw(key_batch, place)
         new, info = core_step(
             core._replace(position=z),
             Step(
-                key_step,
-                estimate(index),
-                lambda position: estimate(draw(key_other, place, batching="iid")[0])(position)[0],
-                settings.step_size_at(step),
-                settings.noise_temperature_at(step),
-                in_warmup,
+                number=step,
+                rng_key=key_step,
+                gradient=estimate(index),
+                potential=lambda position: estimate(other_index())(position)[0],
+                step_size=settings.step_size_at(step),
+                temperature=settings.noise_temperature_at(step),
+                in_warmup=in_warmup,
             ),
         )
         failed_at, failed_site = failed

@@ -6,7 +6,7 @@ from typing import TypeAlias
 import jax
 import jax.numpy as jnp
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 
 Activation: TypeAlias = str | Callable[[jax.Array], jax.Array]
 

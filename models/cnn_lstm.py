@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.models.activations import Activation, activate, check_activation
 from ppl_bnn.models.convolution import conv_general_dilated
 from ppl_bnn.models.options import check_sizes, describe

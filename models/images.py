@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.models.activations import Activation, check_activation
 from ppl_bnn.models.convolution import conv_general_dilated
 from ppl_bnn.models.normalization import NORMS

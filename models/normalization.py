@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Float
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.models.options import check_sizes
 
 NORMS = ("frn", "group", "none", "batch")

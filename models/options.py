@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ppl_bnn.arguments import check_integer
+
 
 def check_sizes(**sizes: object) -> None:
     """Refuse sizes that are not positive integers.
@@ -12,8 +14,7 @@ def check_sizes(**sizes: object) -> None:
         Names the first of them.
     """
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
-            raise ValueError(f"{name} must be a positive integer, got {size!r}")
+        check_integer(name, size, 1)
 
 
 def describe(name: str, *positional: Any, **keywords: Any) -> str:

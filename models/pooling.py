@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jax import lax
 from jaxtyping import Array, Float
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 
 POOLINGS = ("average", "max")
 

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jaxtyping import Array, Bool, Float
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 
 Cell: TypeAlias = nnx.OptimizedLSTMCell | nnx.GRUCell
 

@@ -19,7 +19,7 @@ from ppl_bnn.models.outputs import (
     squeeze_one,
 )
 from ppl_bnn.priors import Prior, expand_to_event
-from ppl_bnn.priors.base import check_positive_prior
+from ppl_bnn.priors.base import check_positive_or_prior
 
 Number: TypeAlias = float | int
 
@@ -76,11 +76,11 @@ def regression(
         if noise not in kinds:
             raise ValueError(f"noise must be one of {kinds}, a float or a prior, got {noise!r}")
     else:
-        _check_positive("noise", noise, "a standard deviation", "dist.HalfNormal(1)")
+        check_positive_or_prior("noise", noise, "a standard deviation", "dist.HalfNormal(1)")
     if not 0 <= noise_floor < np.inf:
         raise ValueError(f"noise_floor must be finite and not negative, got {noise_floor}")
     if df is not None:
-        _check_positive("df", df, "a number of degrees of freedom", "dist.Gamma(2, 0.1)")
+        check_positive_or_prior("df", df, "a number of degrees of freedom", "dist.Gamma(2, 0.1)")
     return Regression(net, prior, noise, noise_floor, df)
 
 
@@ -167,11 +167,3 @@ class CountRegression:
         distribution = dist.Poisson(jnp.exp(log_rate)).to_event(log_rate.ndim - 1)
         with numpyro.plate("data", num_rows(x)):
             return numpyro.sample("y", distribution, obs=y)
-
-
-def _check_positive(argument: str, value: Any, what: str, instead: str) -> None:
-    if isinstance(value, dist.Distribution):
-        check_positive_prior(argument, value, what, instead)
-    elif np.ndim(value) or isinstance(value, bool | None) or not value > 0:
-        positive = what.replace("a ", "a positive ", 1)
-        raise ValueError(f"{argument} must be {positive}, got {value}")

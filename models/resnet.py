@@ -8,7 +8,7 @@ import numpy as np
 from flax import nnx
 from jaxtyping import Array, Float, Shaped
 
-from ppl_bnn.choices import check_choice
+from ppl_bnn.arguments import check_choice
 from ppl_bnn.models.activations import Activation, activate
 from ppl_bnn.models.images import ImageClassifier, conv, dense
 from ppl_bnn.models.normalization import make_norm, normalize

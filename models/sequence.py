@@ -52,6 +52,8 @@ class SequenceClassifier(nnx.Module):
     *Directly modeling missing data in sequences with RNNs*.
     """
 
+    checks_finite = ("x",)  # by `check_inputs`
+
     def __init__(
         self,
         in_features: int,
@@ -167,12 +169,6 @@ class SequenceClassifier(nnx.Module):
                 f"x has {int(counts.sum())} values that are NaN or infinite, the first at index "
                 f"{first}; mark missing values with `observed` (and missing_values=True) and "
                 "missing steps with `mask`"
-            )
-        if static is not None and not np.isfinite(np.asarray(static)).all():
-            first = tuple(int(i) for i in np.argwhere(~np.isfinite(np.asarray(static)))[0])
-            raise ValueError(
-                f"static is NaN or infinite, first at index {first}; impute it, with a further "
-                "column that says where"
             )
 
     def __repr__(self) -> str:

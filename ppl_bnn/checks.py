@@ -61,19 +61,20 @@ def check_arguments(model: Callable, args: tuple, kwargs: dict) -> None:
                 f"`{name}` has dtype {leaf.dtype}; convert it to numbers: `{name}.astype(float)`, "
                 f"or, for class labels, `numpy.unique({name}, return_inverse=True)[1]`."
             )
-        check_integers(name, leaf)
+        refuse_cut_integers(name, leaf)
 
 
-def check_integers(name: str, leaf: Any) -> None:
+def refuse_cut_integers(name: str, leaf: Any) -> None:
     """Refuse integers that JAX would cut to 32 bits, which makes others of them."""
-    if isinstance(leaf, np.ndarray) and leaf.dtype.kind in "iu" and leaf.size:
-        limits = np.iinfo(jax.dtypes.canonicalize_dtype(leaf.dtype))
-        least, largest = leaf.min(), leaf.max()
-        if least < limits.min or largest > limits.max:
-            raise ValueError(
-                f"`{name}` holds integers from {least} to {largest}, and JAX would cut them to "
-                f"{limits.bits} bits. Recode them, or set `jax_enable_x64`."
-            )
+    dtype = jax.dtypes.canonicalize_dtype(leaf.dtype)
+    if leaf.dtype.kind not in "iu" or dtype == leaf.dtype or not leaf.size:
+        return
+    limits, least, largest = np.iinfo(dtype), leaf.min(), leaf.max()
+    if least < limits.min or largest > limits.max:
+        raise ValueError(
+            f"`{name}` holds integers from {least} to {largest}, and JAX would cut them to "
+            f"{limits.bits} bits. Recode them, or set `jax_enable_x64`."
+        )
 
 
 def check_finite(model: Callable, args: tuple, kwargs: dict, but_for: set[int]) -> None:

@@ -2,11 +2,13 @@
 
 In a traced program values are not known, so a network alone cannot tell that a token id lies beyond
 its vocabulary. A network with a method ``check_inputs(*inputs, **kwargs)`` has it called here, on
-the very arrays that the model hands it.
+the very arrays that the model hands it. Its attribute ``checks_finite`` names those of the method's
+arguments that may hold NaN where they do not count, since the method itself refuses it elsewhere.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from contextvars import ContextVar
 from typing import Any
@@ -15,7 +17,7 @@ import jax
 
 from ppl_bnn.rows import concretely, is_array, seeded_trace
 
-Call = tuple[Callable, tuple, dict]
+Call = tuple[Any, tuple, dict]  # network, inputs, keyword arguments
 _calls: ContextVar[list[Call] | None] = ContextVar("calls of networks that check", default=None)
 
 
@@ -23,7 +25,7 @@ def note_call(net: Any, inputs: tuple, kwargs: dict) -> None:
     """Remember that a model calls a network with these inputs."""
     calls = _calls.get()
     if calls is not None and hasattr(net, "check_inputs"):
-        calls.append((net.check_inputs, inputs, kwargs))
+        calls.append((net, inputs, kwargs))
 
 
 def check_inputs(model: Callable, args: tuple, kwargs: dict) -> set[int]:
@@ -32,8 +34,7 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> set[int]:
     Returns
     -------
     set of int
-        Which leaves of the arguments the networks have checked, as they are. These may hold NaN
-        where the network says so.
+        Leaves of the arguments that may hold NaN, since a network has looked at them as they are.
 
     Raises
     ------
@@ -45,7 +46,7 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> set[int]:
     if any(isinstance(leaves[i], jax.core.Tracer) for i in where):
         return set()
     checks: list[Callable] = []
-    checked: set[int] = set()
+    may_be_nan: set[int] = set()
 
     def calls(arrays: list) -> list[tuple[tuple, dict]]:
         filled = list(leaves)
@@ -57,21 +58,25 @@ def check_inputs(model: Callable, args: tuple, kwargs: dict) -> set[int]:
             seeded_trace(model, *jax.tree.unflatten(treedef, filled))
         finally:
             _calls.reset(token)
-        checks[:] = [check for check, _, _ in found]
-        handed_over = {id(leaf) for _, *given in found for leaf in jax.tree.leaves(given)}
-        checked.update(
-            i for i, array in zip(where, arrays, strict=True) if id(array) in handed_over
-        )
+        checks[:] = [net.check_inputs for net, _, _ in found]
+        looked_at = {id(leaf) for call in found for leaf in _looked_at(*call)}
+        may_be_nan.update(i for i, x in zip(where, arrays, strict=True) if id(x) in looked_at)
         return [(inputs, options) for _, inputs, options in found]
 
     arrays = [leaves[i] for i in where]
     jax.eval_shape(calls, arrays)
-    by_networks = set(checked)  # the compiled run below has other arrays
     if not checks:
-        return by_networks
+        return may_be_nan
     with concretely():
         # compiled, what the inputs do not depend on (the network itself) is not computed
         values = jax.jit(calls)(arrays)
     for check, (inputs, options) in zip(checks, values, strict=True):
         check(*inputs, **options)
-    return by_networks
+    return may_be_nan
+
+
+def _looked_at(net: Any, inputs: tuple, kwargs: dict) -> list:
+    """Arrays of a call that the network checks for NaN itself."""
+    given = inspect.signature(net.check_inputs).bind(*inputs, **kwargs).arguments
+    names = getattr(net, "checks_finite", ())
+    return jax.tree.leaves([given[name] for name in names if name in given])

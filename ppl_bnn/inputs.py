@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ppl_bnn.checks import check_integers
+from ppl_bnn.checks import refuse_cut_integers
 
 
 def rows(x: Any) -> tuple[tuple, int]:
@@ -32,7 +32,7 @@ def rows(x: Any) -> tuple[tuple, int]:
     for leaf in leaves:
         if leaf.dtype.kind in "OSUc":
             raise ValueError(f"`x` has dtype {leaf.dtype}; convert it to numbers")
-        check_integers("x", leaf)
+        refuse_cut_integers("x", leaf)
     return args, shapes[0][0]
 
 

@@ -51,6 +51,29 @@ def test_hmc_checks_values_before_it_samples(name, chunk_size):
         kernel.init(jax.random.key(0), 0, None, (BAD, Y), {})
 
 
+class Sizes(nnx.Module):
+    """Looks at its inputs, but not for NaN, unless it says so."""
+
+    def __init__(self, checks_finite):
+        self.scale = nnx.Param(jnp.ones(1))
+        self.checks_finite = checks_finite
+
+    def __call__(self, x):
+        return self.scale * jnp.nan_to_num(x)
+
+    def check_inputs(self, x):
+        assert x.shape == (3, 1)
+
+
+def test_only_what_a_network_says_it_checks_may_be_nan():
+    x = np.array([[0.0], [np.nan], [1.0]], np.float32)
+    kernel = ppl_bnn.HMC(models.regression(Sizes(()), PRIOR, 1.0))
+    with pytest.raises(ValueError, match="`x` has 1 entries that are NaN"):
+        kernel._target_for((x, Y), {})
+    kernel = ppl_bnn.HMC(models.regression(Sizes(("x",)), PRIOR, 1.0))
+    kernel._target_for((x, Y), {})
+
+
 def test_full_batch_checks_values():
     mcmc = MCMC(
         NUTS(ppl_bnn.full_batch(by_hand, chunk_size=2)),

@@ -122,16 +122,16 @@ def _gaps(known: np.ndarray) -> list[int]:
 
 
 def _labels(name: str, value: ArrayLike) -> np.ndarray:
-    y = np.asarray(value)
-    if isinstance(value, list | tuple) or y.dtype.kind == "O":
-        # before missing ones become text
-        each = list(np.asarray(value, object).ravel())
+    # in a list a missing label would become text
+    y = np.asarray(value, object if isinstance(value, list | tuple) else None)
+    if y.dtype.kind == "O":
+        each = y.ravel().tolist()
         if missing := [i for i, label in enumerate(each) if label is None or label != label]:
             raise ValueError(
                 f"`{name}` has no label in {len(missing)} rows, the first of them row "
                 f"{missing[0]}; drop these rows"
             )
-        y = np.asarray(each).reshape(y.shape) if y.dtype.kind == "O" else y
+        y = np.asarray(each).reshape(y.shape)
     if y.ndim != 1 or not y.size:
         raise ValueError(f"`{name}` must hold labels of shape (row,), got shape {y.shape}")
     if y.dtype.kind == "f":

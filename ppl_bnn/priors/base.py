@@ -10,6 +10,8 @@ import numpy as np
 import numpyro.distributions as dist
 from jax.typing import ArrayLike
 
+from ppl_bnn.arguments import is_number
+
 PriorFunction: TypeAlias = Callable[[str, tuple[int, ...]], dist.Distribution | jax.Array]
 Prior: TypeAlias = (
     dist.Distribution | PriorFunction | Mapping[str, dist.Distribution | PriorFunction]
@@ -129,18 +131,23 @@ def check_positive(**arguments: Any) -> None:
             continue
         if name == "bias" and value is None:
             continue
-        is_number = isinstance(value, int | float | np.number | np.ndarray | jax.Array)
-        if not is_number or not np.all((np.asarray(value) > 0) & (np.asarray(value) < math.inf)):
+        is_one = is_number(value) or (isinstance(value, np.ndarray) and value.ndim == 0)
+        if not is_one or not 0 < value < math.inf:
             raise ValueError(f"{name} must be a positive and finite number, got {value!r}")
 
 
-def check_positive_prior(argument: str, prior: dist.Distribution, what: str, instead: str) -> None:
-    """Refuse a prior that allows negative values of what must be positive."""
-    support = prior.support
-    lower = getattr(support, "lower_bound", 0.0)
-    lower = 0.0 if isinstance(lower, jax.core.Tracer) else lower
-    if support is dist.constraints.real or np.any(np.asarray(lower) < 0):
+def check_positive_or_prior(argument: str, value: Any, what: str, instead: str) -> None:
+    """Refuse what is no positive number, and a prior that allows negative ones.
+
+    `what` the argument is, and a prior to take `instead`, are words for the message.
+    """
+    if not isinstance(value, dist.Distribution):
+        check_positive(**{argument: value})
+        return
+    lower = getattr(value.support, "lower_bound", 0.0)
+    may_be_negative = not isinstance(lower, jax.core.Tracer) and np.any(np.asarray(lower) < 0)
+    if value.support is dist.constraints.real or may_be_negative:
         raise ValueError(
-            f"{argument} is {what}, but its prior {type(prior).__name__} allows negative values; "
+            f"{argument} is {what}, but its prior {type(value).__name__} allows negative values; "
             f"take, for instance, {instead}"
         )

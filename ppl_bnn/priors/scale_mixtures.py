@@ -22,7 +22,7 @@ from ppl_bnn.priors.base import (
     PriorFunction,
     WeightPrior,
     check_positive,
-    check_positive_prior,
+    check_positive_or_prior,
     expand_to_event,
 )
 
@@ -65,9 +65,8 @@ def hierarchical(
         If a number is not positive or the prior of s allows negative values; and in a call, with
         `fan_in`, for a parameter whose fan-in is not known.
     """
-    check_positive(scale=scale, bias=bias)
-    if isinstance(scale, dist.Distribution):
-        check_positive_prior("scale", scale, "a standard deviation", "dist.HalfNormal(1)")
+    check_positive(bias=bias)
+    check_positive_or_prior("scale", scale, "a standard deviation", "dist.HalfNormal(1)")
     return Hierarchical(scale, centered, fan_in, bias)
 
 

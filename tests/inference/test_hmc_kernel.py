@@ -223,6 +223,9 @@ def test_length_of_a_fixed_number_of_adapted_steps():
     mcmc.run(jax.random.key(0), X, Y)
     fields = mcmc.get_extra_fields()
     np.testing.assert_allclose(fields["trajectory_length"], 7 * fields["step_size"], rtol=1e-5)
+    accept_prob = np.exp(np.minimum(-np.asarray(fields["energy_error"]), 0))
+    np.testing.assert_allclose(fields["accept_prob"], accept_prob, rtol=1e-5)
+    assert accept_prob.min() < 0.99
 
 
 @pytest.mark.slow

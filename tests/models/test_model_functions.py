@@ -215,7 +215,7 @@ def test_pickle_hash_and_repr(model):
     ("noise", "message"),
     [
         ("heteroskedastic", "noise must be one of"),
-        (0.0, "noise must be a positive standard deviation, got 0.0"),
+        (0.0, "noise must be a positive and finite number, got 0.0"),
         (-1, "noise must be a positive"),
         (float("nan"), "noise must be a positive"),
         (dist.Normal(0, 1), "prior Normal allows negative values"),
@@ -229,7 +229,7 @@ def test_bad_noise(noise, message):
 @pytest.mark.parametrize(
     ("df", "message"),
     [
-        (0, "df must be a positive number of degrees of freedom, got 0"),
+        (0, "df must be a positive and finite number, got 0"),
         (float("nan"), "df must be a positive"),
         (dist.Normal(0, 1), "df is a number of degrees of freedom, but its prior Normal"),
     ],

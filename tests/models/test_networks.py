@@ -188,8 +188,8 @@ def test_wrong_shapes(net, shape, cure):
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda: ResNet20FRN(0), "num_classes must be a positive integer, got 0"),
-        (lambda: ResNet18(width=-1), "width must be a positive integer, got -1"),
+        (lambda: ResNet20FRN(0), "`num_classes` must be an integer of at least 1, got 0"),
+        (lambda: ResNet18(width=-1), "`width` must be an integer of at least 1, got -1"),
         (lambda: WideResNet(27, 10), r"depth must be 10, 16, 22, 28 .*got 27"),
         (lambda: ResNet50(stem="large"), r"`stem` must be one of \['imagenet', 'small'\]"),
         (lambda: VGG16(pooling="maximum"), "did you mean 'max'"),

@@ -46,6 +46,7 @@ class Case:
     data: tuple[str, int]  # fixture, rows
     step_size: float  # in prior standard deviations
     chunk_size: int = 3
+    kinks: bool = False  # at thresholds: then the energy error is of no clean order
     far: bool = False  # whether thresholds lie where no unit meets them
 
 
@@ -60,7 +61,7 @@ CASES = {
     "LSTM": Case(lambda: clinical("lstm"), ("physionet", 64), 0.02),
     "GRU": Case(lambda: clinical("gru"), ("physionet", 64), 0.02),
     "CNNLSTM": Case(CNNLSTM, ("imdb", 500), 0.015, 63),
-    "ResNet20FRN": Case(ResNet20FRN, ("cifar10", 500), 0.005, 63),
+    "ResNet20FRN": Case(ResNet20FRN, ("cifar10", 500), 0.005, 63, kinks=True),
     "ResNet20FRN, smooth": Case(ResNet20FRN, ("cifar10", 16), 0.02, far=True),
 }
 
@@ -114,7 +115,7 @@ def test_samples_sharded_and_in_chunks(name, request):
     assert [int(s.num_steps[0]) for s in states] == [2 * STEPS, STEPS]
     halved, whole = (np.asarray(s.energy_error) for s in states)
     print(name, whole, halved, whole / halved)
-    if "tau" not in " ".join(state.z) or case.far:  # no clean order where units cross kinks
+    if not case.kinks:
         assert ((3 < whole / halved) & (whole / halved < 5)).all(), (whole, halved)
 
     for _ in range(3):

@@ -229,5 +229,6 @@ def test_a_model_may_be_given_nan_where_nothing_counts():
 
 def test_static_features_must_be_finite():
     net = SequenceClassifier(4, 5, 2, static_features=1)
-    with pytest.raises(ValueError, match=r"static is NaN or infinite, first at index \(1, 0\)"):
-        net.check_inputs(X, static=np.array([[0.0], [np.nan], [1.0]]))
+    inputs = {"x": X, "static": np.array([[0.0], [np.nan], [1.0]])}
+    with pytest.raises(ValueError, match=r"`x\['static'\]` has 1 entries that are NaN .*\(1, 0\)"):
+        Target(models.classification(net, priors.normal()), (inputs, np.array([0, 1, 0])), {})
