@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 
 Tree = dict[str, jax.Array]
-# position, row numbers, temperature of the Jacobian -> log density
-BatchLogDensity = Callable[[Tree, jax.Array, jax.Array | float], jax.Array]
+# position, batch, temperature of the Jacobian -> log density
+BatchLogDensity = Callable[[Tree, Any, jax.Array | float], jax.Array]
 Gradient = Callable[[Tree], tuple[jax.Array, Tree]]  # position -> potential, its gradient
 
 GRADIENTS = ("plain", "control_variates", "svrg")
@@ -23,24 +23,21 @@ class Anchor(NamedTuple):
     gradient: Tree
 
 
-def at_anchor(position: Tree, log_density: Callable[[Tree], jax.Array]) -> Anchor:
+def at_anchor(position: Tree, all_rows: Gradient) -> Anchor:
     """Anchor at a position, at the cost of one pass over all rows.
 
-    `log_density` gives terms of the log density over all rows, without Jacobian.
+    `all_rows` gives the potential over all rows and its gradient, without Jacobian.
     """
-    value, gradient = jax.value_and_grad(lambda z: -log_density(z).sum())(position)
-    return Anchor(position, value, gradient)
+    return Anchor(position, *all_rows(position))
 
 
-def plain(
-    log_density: BatchLogDensity, index: jax.Array, temperature: jax.Array | float
-) -> Gradient:
+def plain(log_density: BatchLogDensity, batch: Any, temperature: jax.Array | float) -> Gradient:
     """The potential and its gradient, estimated from one batch."""
-    return jax.value_and_grad(lambda position: -log_density(position, index, temperature))
+    return jax.value_and_grad(lambda position: -log_density(position, batch, temperature))
 
 
 def against_anchor(
-    log_density: BatchLogDensity, index: jax.Array, temperature: jax.Array | float, anchor: Anchor
+    log_density: BatchLogDensity, batch: Any, temperature: jax.Array | float, anchor: Anchor
 ) -> Gradient:
     """What `plain` gives, less its error at the anchor, where the truth is known.
 
@@ -50,8 +47,8 @@ def against_anchor(
     (Dubey et al. 2016, "Variance reduction in stochastic gradient Langevin dynamics"). The Jacobian
     needs no rows: it is exact at the position, and left out at the anchor.
     """
-    here = plain(log_density, index, temperature)
-    potential_there, gradient_there = plain(log_density, index, 0.0)(anchor.position)
+    here = plain(log_density, batch, temperature)
+    potential_there, gradient_there = plain(log_density, batch, 0.0)(anchor.position)
 
     def gradient(position: Tree) -> tuple[jax.Array, Tree]:
         potential, gradient = here(position)

@@ -9,24 +9,31 @@ from typing import Any, Unpack
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 from numpyro.util import is_prng_key
 
-from ppl_bnn.batch_density import batch_log_density
+from ppl_bnn.batch_density import BatchDensity, batch_density
 from ppl_bnn.inference import batches, start
 from ppl_bnn.inference.chains import Chains
-from ppl_bnn.inference.estimators import Anchor, at_anchor, plain
+from ppl_bnn.inference.estimators import Anchor, at_anchor
 from ppl_bnn.inference.hmc_settings import check_init_params
 from ppl_bnn.inference.kernel import ModelKernel
 from ppl_bnn.inference.sgmcmc_options import Options
 from ppl_bnn.inference.sgmcmc_settings import Settings
+from ppl_bnn.inference.sgmcmc_start import (
+    largest_curvature,
+    step_scales,
+    warm_start,
+    warn_unstable,
+)
 from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step, transition
 from ppl_bnn.mesh import CHAINS, size
-from ppl_bnn.prior_scale import prior_scales, prior_widths
+from ppl_bnn.row_source import as_source
 from ppl_bnn.rows import concretely
 from ppl_bnn.target import Target
 
 Tree = dict[str, jax.Array]
+
+ROWS_LOOKED_AT = 16  # at least, of data that are read in batches, to check model and data
 
 
 class SGMCMC(ModelKernel):
@@ -61,6 +68,10 @@ class SGMCMC(ModelKernel):
         rows; vectorised chains are spread over its ``"chains"`` axis.
     chunk_size : int, optional
         Rows evaluated at once on a device in passes over all rows.
+    batches : tuple, dict or RowSource, optional
+        The model's data where they do not fit in a device's memory: its positional arguments, or
+        its keyword arguments by name, as arrays on the host (memory-mapped, of h5py, ...), of
+        which each step reads its rows; or a `ppl_bnn.RowSource`. `MCMC.run` then gets a key alone.
     init_strategy : "prior", "network", callable or dict
         As in `ppl_bnn.HMC`.
     warm_start : int
@@ -79,6 +90,8 @@ class SGMCMC(ModelKernel):
     def __init__(self, model: Callable, **options: Unpack[Options]):
         super().__init__(model)
         self.settings = Settings(**options)
+        batches = self.settings.batches
+        self.source = None if batches is None else as_source(batches)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         raise NotImplementedError
@@ -103,12 +116,43 @@ class SGMCMC(ModelKernel):
                 "the model has no observed site with one value for each row of its data, so there "
                 "is nothing to draw minibatches of: use `ppl_bnn.HMC`."
             )
+        if self.source is not None:
+            if target.rows.deterministic:
+                raise ValueError(
+                    f"the deterministic sites {sorted(target.rows.deterministic)} have an entry "
+                    "for each row, and with `batches` a draw never sees all rows: leave them out."
+                )
+            target.rows = target.rows._replace(num_rows=self.source.num_rows)
         if settings.batch_size > target.rows.num_rows:
             raise ValueError(
                 f"`batch_size` is {settings.batch_size}, but the model was given "
                 f"{target.rows.num_rows} rows; give at most that many."
             )
         return target
+
+    def _target_for(self, args: tuple, kwargs: dict | None) -> Target:
+        if self.source is None:
+            return super()._target_for(args, kwargs)
+        if args or kwargs:
+            raise ValueError(
+                "the kernel reads the model's data from `batches`, so `MCMC.run` takes a key and "
+                f"nothing else; it got {len(args)} positional and {len(kwargs or {})} keyword "
+                "arguments."
+            )
+        if self._target is None:
+            args, kwargs = self.source.arguments(max(self.settings.batch_size, ROWS_LOOKED_AT))
+            return super()._target_for(args, kwargs)
+        return self._target
+
+    def _density(self, target: Target, arrays: Any) -> BatchDensity:
+        settings = self.settings
+        return batch_density(
+            target,
+            arrays,
+            settings.batch_size,
+            source=self.source,
+            chunk_size=settings.chunk_size,
+        )
 
     def init(
         self,
@@ -124,6 +168,11 @@ class SGMCMC(ModelKernel):
         ------
         ValueError
             If data, model or settings do not fit, or the log density at a start is not finite.
+
+        Warns
+        -----
+        RuntimeWarning
+            If the first step size is beyond the limit of stability at the start.
         """
         target = self._target_for(model_args, model_kwargs)
         settings = self.settings
@@ -140,25 +189,30 @@ class SGMCMC(ModelKernel):
         key = (chains.batched, init_params is not None)
         if key not in target.starts:
             with concretely():
-                scales = _scales(target) if init_params is None else None
+                scales = step_scales(target) if init_params is None else None
             begin = partial(self._begin, target, num_warmup, scales)
             mapped = chains.map(begin, (0, 0 if init_params is not None else None, None))
             target.starts[key] = jax.jit(mapped)
         arrays = target.data.read()
-        state = target.starts[key](rng_key, init_params, arrays)
-        self._check_start(target, state, arrays, chains)
+        state, curvature = target.starts[key](rng_key, init_params, arrays)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
+            self._check_start(target, state, arrays, chains)
+            warn_unstable(state.step_size, curvature)
         num_warmup_field = jnp.full_like(state.num_warmup, num_warmup)
         return chains.commit(state._replace(num_warmup=num_warmup_field))
 
-    def _begin(self, target, num_warmup, scales, rng_key, position, arrays) -> SGMCMCState:
-        """State of one chain, at `position` if it is given."""
-        settings = self.settings
-        key_start, key_warm, key_core, key_place, rng_key = jax.random.split(rng_key, 5)
+    def _begin(self, target, num_warmup, scales, rng_key, position, arrays):
+        """State of one chain, at `position` if it is given, and the largest curvature there."""
+        settings, density = self.settings, self._density(target, arrays)
+        keys = jax.random.split(rng_key, 6)
+        key_start, key_warm, key_core, key_place, key_curvature, rng_key = keys
         if position is None:
             values = start.initial_values(key_start, target, settings.init_strategy)
             position = target.unconstrain(values)
             if settings.warm_start:
-                position = self._warm_start(key_warm, target, scales, position, arrays)
+                position = warm_start(
+                    key_warm, position, settings, density, target.rows.num_rows, scales
+                )
         step_size, temperature = settings.step_size_at(0), settings.temperature_at(0)
         core = self._core_init(key_core, position, temperature)
 
@@ -180,8 +234,12 @@ class SGMCMC(ModelKernel):
         info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, number), shapes)
         anchor = None
         if settings.gradient != "plain":
-            anchor = at_anchor(position, target.log_density(arrays))
-        return SGMCMCState(
+            anchor = at_anchor(position, density.all_rows)
+        preconditioner = getattr(self, "preconditioner", "identity")
+        curvature = largest_curvature(
+            key_curvature, position, settings, density, target.rows.num_rows, preconditioner
+        )
+        state = SGMCMCState(
             i=jnp.int32(0),
             z=position,
             core=core._replace(position=None),
@@ -198,41 +256,10 @@ class SGMCMC(ModelKernel):
             data=target.fingerprint,
             rng_key=rng_key,
         )
-
-    def _warm_start(self, rng_key, target, scales, position, arrays) -> Tree:
-        """Adam on minibatches, with steps in prior standard deviations that fall to zero."""
-        settings = self.settings
-        log_density = batch_log_density(target, arrays, settings.batch_size)
-        rate = optax.cosine_decay_schedule(start.LEARNING_RATE, settings.warm_start)
-        optimizer = optax.chain(optax.clip(start.CLIP), optax.adam(rate, b2=0.9))
-        assert target.rows is not None
-        num_rows = target.rows.num_rows
-
-        def body(k, carry):
-            position, state = carry
-            index, _ = batches.draw(
-                jax.random.fold_in(rng_key, k),
-                batches.first_place(rng_key),
-                num_rows=num_rows,
-                batch_size=settings.batch_size,
-                batching="iid",
-            )
-            _, gradient = plain(log_density, index, settings.temperature_at(0))(position)
-            downhill = {name: jnp.nan_to_num(gradient[name] * scales[name]) for name in gradient}
-            updates, state = optimizer.update(downhill, state)
-            moved = {
-                name: position[name] + (updates[name] * scales[name]).astype(position[name].dtype)
-                for name in position
-            }
-            return moved, state
-
-        carry = (position, optimizer.init(position))
-        return jax.lax.fori_loop(0, settings.warm_start, body, carry)[0]
+        return state, curvature
 
     def _check_start(self, target, state, arrays, chains) -> None:
         """Refuse positions at which the log density of a few rows is not finite."""
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
-            return
         positions = chains.stacked(state.z)
         if "probe" not in target.starts:  # compiled once, so that a second run traces nothing
             target.starts["probe"] = jax.jit(jax.vmap(lambda z: jnp.sum(target.probe_terms(z))))
@@ -251,8 +278,9 @@ class SGMCMC(ModelKernel):
         target = self._target_for(model_args, model_kwargs)
         arrays = target.data.read()
         chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)
-        state = _refresh(state, target, arrays, chains)
-        return transition(state, self.settings, self._core_step, target, arrays, chains)
+        density = self._density(target, arrays)
+        state = _refresh(state, target, density, chains)
+        return transition(state, self.settings, self._core_step, target, density, chains)
 
     def get_diagnostics_str(self, state: SGMCMCState) -> str:
         """Text for the progress bar."""
@@ -261,24 +289,16 @@ class SGMCMC(ModelKernel):
         return f"step size {float(state.step_size):.2e}"
 
 
-def _scales(target: Target) -> dict[str, np.ndarray]:
-    """Prior standard deviations, or what stands in for them, of each unconstrained site."""
-    scales = prior_scales(target.model, target.names, *target.probe)
-    if all(np.isfinite(scale).all() for scale in scales.values()):
-        return scales
-    widths = prior_widths(target.model, target.names, *target.probe)
-    return {name: np.where(np.isfinite(s), s, widths[name]) for name, s in scales.items()}
-
-
-def _refresh(state: SGMCMCState, target: Target, arrays: Any, chains: Chains) -> SGMCMCState:
+def _refresh(
+    state: SGMCMCState, target: Target, density: BatchDensity, chains: Chains
+) -> SGMCMCState:
     """Recompute the anchor of a state that comes from other data."""
     if state.anchor is None:
         return state
     position = state.anchor.position
 
     def recompute(state: SGMCMCState) -> SGMCMCState:
-        log_density = target.log_density(arrays)
-        anchor: Anchor = chains.map(lambda z: at_anchor(z, log_density))(position)
+        anchor: Anchor = chains.map(lambda z: at_anchor(z, density.all_rows))(position)
         return state._replace(
             anchor=anchor, data=jnp.broadcast_to(target.fingerprint, state.data.shape)
         )

@@ -30,6 +30,7 @@ class Options(TypedDict, total=False):
     chunk_size: int | None
     init_strategy: Any
     warm_start: int
+    batches: Any
 
 
 def make_preconditioner(preconditioner: str | Mapping[str, Any] | Preconditioner) -> Preconditioner:

@@ -35,6 +35,7 @@ class Settings:
     chunk_size: int | None = None
     init_strategy: Any = "prior"
     warm_start: int = 1000
+    batches: Any = None
 
     def __post_init__(self) -> None:
         for name in ("step_size", "temperature"):

@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 
-from ppl_bnn.batch_density import batch_log_density
+from ppl_bnn.batch_density import Batch, BatchDensity
 from ppl_bnn.inference import batches
 from ppl_bnn.inference.chains import Chains, fit
 from ppl_bnn.inference.estimators import Anchor, against_anchor, at_anchor, plain
@@ -58,11 +58,10 @@ def transition(
     settings: Settings,
     core_step: CoreStep,
     target: Target,
-    arrays: Sequence[jax.Array],
+    density: BatchDensity,
     chains: Chains,
 ) -> SGMCMCState:
     """`steps_per_draw` steps of every chain that is not frozen."""
-    log_density = batch_log_density(target, arrays, settings.batch_size)
     assert target.rows is not None
     draw = partial(
         batches.draw,
@@ -77,13 +76,13 @@ def transition(
         key_batch, key_step, key_other = jax.random.split(rng_key, 3)
         temperature = settings.temperature_at(step)
 
-        def estimate(index):
+        def estimate(batch: Batch):
             if anchor is None:
-                return plain(log_density, index, temperature)
-            return against_anchor(log_density, index, temperature, anchor)
+                return plain(density.log_density, batch, temperature)
+            return against_anchor(density.log_density, batch, temperature, anchor)
 
-        def other_index():  # takes nothing out of the epoch
-            return draw(key_other, place, batching="iid")[0]
+        def other_batch() -> Batch:  # takes nothing out of the epoch
+            return density.take(draw(key_other, place, batching="iid")[0])
 
         index, next_place = draw(key_batch, place)
         new, info = core_step(
@@ -91,8 +90,8 @@ def transition(
             Step(
                 number=step,
                 rng_key=key_step,
-                gradient=estimate(index),
-                potential=lambda position: estimate(other_index())(position)[0],
+                gradient=estimate(density.take(index)),
+                potential=lambda position: estimate(other_batch())(position)[0],
                 step_size=settings.step_size_at(step),
                 temperature=settings.noise_temperature_at(step),
                 in_warmup=in_warmup,
@@ -115,7 +114,7 @@ def transition(
     def refresh(z, anchor, step):
         if settings.refresh_interval is None:
             return anchor
-        renew = chains.map(lambda z, _: at_anchor(z, target.log_density(arrays)))
+        renew = chains.map(lambda z, _: at_anchor(z, density.all_rows))
         return jax.lax.cond(
             step % settings.refresh_interval == 0, renew, lambda _, anchor: anchor, z, anchor
         )

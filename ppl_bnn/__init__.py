@@ -15,6 +15,7 @@ from ppl_bnn.mesh import mesh
 from ppl_bnn.predict import predict
 from ppl_bnn.random_module import initial_weights, random_module
 from ppl_bnn.rhat import rhat
+from ppl_bnn.row_source import RowSource
 from ppl_bnn.trajectory import num_leapfrog_steps, trajectory_length
 
 __version__ = "0.1.0.dev0"
@@ -25,6 +26,7 @@ __all__ = [
     "SGLD",
     "SGNHT",
     "ReplicaExchangeSGLD",
+    "RowSource",
     "as_draws",
     "datasets",
     "diagnose",

@@ -143,7 +143,9 @@ def test_warmup_then_run_is_run(kernel):
 
 
 @pytest.mark.slow
-def test_resumed_through_pickle_is_uninterrupted(kernel):
+@pytest.mark.parametrize("name", ["HMC", "SGHMC", "ReplicaExchangeSGLD"])
+def test_resumed_through_pickle_is_uninterrupted(name):
+    kernel = KERNELS[name][0]
     whole = make(kernel(model), num_samples=40, num_chains=2)
     whole.run(jax.random.key(0), X, Y)
     first = make(kernel(model), num_samples=20, num_chains=2)

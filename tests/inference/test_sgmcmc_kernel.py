@@ -34,7 +34,12 @@ KERNELS = {
     "SGLD": (ppl_bnn.SGLD, {}),
     "SGHMC": (ppl_bnn.SGHMC, {"friction": 20.0}),
     "SGNHT": (ppl_bnn.SGNHT, {"diffusion": 20.0}),
+    "ReplicaExchangeSGLD": (
+        ppl_bnn.ReplicaExchangeSGLD,
+        {"temperatures": (1.0, 1.1), "swap_noise": 1.0},
+    ),
 }
+ALONE = [name for name in KERNELS if "Replica" not in name]  # of one replica a chain
 STEP = 0.02 / PRECISION[0, 0]
 
 
@@ -58,7 +63,7 @@ def run(mcmc, *data, seed=0):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("temperature", [0.25, 1.0])
-@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("name", ALONE)
 def test_posterior_of_a_linear_regression_with_control_variates(name, temperature):
     """The anchor is near the mode, so that gradients have hardly any noise."""
     mcmc = run(
@@ -103,7 +108,13 @@ def test_a_positive_site_is_tempered_without_its_jacobian():
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("name", "batching"), [("SGLD", "iid"), ("SGHMC", "epochs"), ("SGNHT", "without_replacement")]
+    ("name", "batching"),
+    [
+        ("SGLD", "iid"),
+        ("SGHMC", "epochs"),
+        ("SGNHT", "without_replacement"),
+        ("ReplicaExchangeSGLD", "iid"),
+    ],
 )
 def test_the_same_chain_on_one_device_and_on_four(name, batching):
     chains = []
@@ -212,6 +223,24 @@ def test_anchor_of_other_data_is_renewed():
     new = mcmc.last_state.anchor
     np.testing.assert_array_equal(old.position["w"], new.position["w"])
     assert not np.allclose(old.gradient["w"], new.gradient["w"])
+
+
+@pytest.mark.parametrize("preconditioner", ["identity", {"w": np.full(3, 0.1)}], ids=["1", "G"])
+def test_a_step_beyond_the_limit_of_stability_is_named(preconditioner):
+    """With all rows in a batch the limit is that of the posterior's own precision."""
+    largest = np.linalg.eigvalsh(PRECISION)[-1]
+    scale = 1.0 if preconditioner == "identity" else 0.1
+    options = {"preconditioner": preconditioner, "batching": "without_replacement"}
+
+    def start(step_size):
+        kernel = make("SGLD", step_size=step_size, batch_size=N, warm_start=0, **options).sampler
+        kernel.init(jax.random.key(0), 0, None, (X, Y), {})
+
+    start(1.9 / (largest * scale))
+    with pytest.warns(RuntimeWarning, match="beyond the limit of stability") as caught:
+        start(2.3 / (largest * scale))
+    (limit,) = re.findall(r"curvature\) = (\S+),", str(caught[0].message))
+    assert float(limit) == pytest.approx(2 / (largest * scale), rel=0.15)
 
 
 BAD = {

@@ -1,0 +1,127 @@
+"""Where chains of stochastic-gradient kernels begin, and how large a step they bear there."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+
+from ppl_bnn.batch_density import BatchDensity
+from ppl_bnn.inference import batches, start
+from ppl_bnn.inference.estimators import plain
+from ppl_bnn.inference.preconditioner import diagonal
+from ppl_bnn.inference.sgmcmc_settings import Settings
+from ppl_bnn.inference.tree_math import dot, normal_like, times
+from ppl_bnn.prior_scale import prior_scales, prior_widths
+from ppl_bnn.target import Target
+
+Tree = dict[str, jax.Array]
+
+POWER_ITERATIONS = 10
+NUDGE = 1e-2  # length of the difference by which a gradient's derivative is taken
+
+
+def warm_start(
+    rng_key: jax.Array,
+    position: Tree,
+    settings: Settings,
+    density: BatchDensity,
+    num_rows: int,
+    scales: dict[str, np.ndarray],
+) -> Tree:
+    """Adam on minibatches, with steps in units of `scales` that fall to zero."""
+    rate = optax.cosine_decay_schedule(start.LEARNING_RATE, settings.warm_start)
+    optimizer = optax.chain(optax.clip(start.CLIP), optax.adam(rate, b2=0.9))
+
+    def body(k, carry):
+        position, state = carry
+        index, _ = batches.draw(
+            jax.random.fold_in(rng_key, k),
+            batches.first_place(rng_key),
+            num_rows=num_rows,
+            batch_size=settings.batch_size,
+            batching="iid",
+        )
+        batch = density.take(index)
+        _, gradient = plain(density.log_density, batch, settings.temperature_at(0))(position)
+        downhill = {name: jnp.nan_to_num(gradient[name] * scales[name]) for name in gradient}
+        updates, state = optimizer.update(downhill, state)
+        moved = {
+            name: position[name] + (updates[name] * scales[name]).astype(position[name].dtype)
+            for name in position
+        }
+        return moved, state
+
+    carry = (position, optimizer.init(position))
+    return jax.lax.fori_loop(0, settings.warm_start, body, carry)[0]
+
+
+def step_scales(target: Target) -> dict[str, np.ndarray]:
+    """Prior standard deviations, or what stands in for them, of each unconstrained site."""
+    scales = prior_scales(target.model, target.names, *target.probe)
+    if all(np.isfinite(scale).all() for scale in scales.values()):
+        return scales
+    widths = prior_widths(target.model, target.names, *target.probe)
+    return {name: np.where(np.isfinite(s), s, widths[name]) for name, s in scales.items()}
+
+
+def largest_curvature(
+    rng_key: jax.Array,
+    position: Tree,
+    settings: Settings,
+    density: BatchDensity,
+    num_rows: int,
+    preconditioner: Any,
+) -> jax.Array:
+    """Largest eigenvalue of the potential's Hessian on one batch, from below, shape ().
+
+    By power iteration on differences of gradients, which every likelihood has. With a fixed
+    preconditioner G, a dictionary, it is that of G times the Hessian; 0 where G is not known yet.
+    """
+    scale = None
+    if isinstance(preconditioner, Mapping):
+        scale = diagonal(preconditioner).init(position)
+    elif preconditioner != "identity":
+        return jnp.zeros(())
+    key_batch, key_direction = jax.random.split(rng_key)
+    index, _ = batches.draw(
+        key_batch,
+        batches.first_place(key_batch),
+        num_rows=num_rows,
+        batch_size=settings.batch_size,
+        batching="without_replacement",
+    )
+    batch = density.take(index)
+    gradient = plain(density.log_density, batch, settings.temperature_at(0))
+    _, here = gradient(position)
+
+    def body(_, carry):
+        direction, _ = carry
+        length = jnp.sqrt(dot(direction, direction))
+        direction = jax.tree.map(lambda v: v / length.astype(v.dtype), direction)
+        nudged = jax.tree.map(lambda z, v: z + times(NUDGE, v), position, direction)
+        change = jax.tree.map(lambda a, b: (a - b) / NUDGE, gradient(nudged)[1], here)
+        if scale is not None:
+            change = jax.tree.map(jnp.multiply, scale, change)
+        return change, jnp.sqrt(dot(change, change))
+
+    carry = (normal_like(key_direction, position), jnp.zeros((), jnp.result_type(float)))
+    return jax.lax.fori_loop(0, POWER_ITERATIONS, body, carry)[1]
+
+
+def warn_unstable(step_size: jax.Array, curvature: jax.Array) -> None:
+    """Say so if the first step size is beyond what a Gaussian of that curvature bears."""
+    largest = float(np.max(np.nan_to_num(curvature)))
+    if largest * float(np.max(step_size)) > 2:
+        warnings.warn(
+            f"`step_size` begins at {float(np.max(step_size)):.3g}, beyond the limit of stability "
+            f"where the chains start: 2 / (largest curvature) = {2 / largest:.2g}, measured on a "
+            f"minibatch. Chains will most likely diverge. Begin with {0.1 / largest:.1g}.",
+            RuntimeWarning,
+            stacklevel=2,
+        )

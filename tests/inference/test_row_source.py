@@ -1,0 +1,169 @@
+"""Data that stay on the host: the same chains, read batch by batch."""
+
+import pickle
+import re
+
+import h5py
+import jax
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import pytest
+from numpyro.infer import MCMC
+
+import ppl_bnn
+from ppl_bnn.inference.batches import BATCHING
+
+N = 90
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 3))  # in float64, as tables come
+Y = X @ np.array([1.0, -1.0, 0.5]) + 0.5 * RNG.normal(size=N)
+SLOW = pytest.mark.slow
+
+
+def model(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
+def make(*, kernel=ppl_bnn.SGLD, chain_method="vectorized", num_warmup=5, num_samples=20, **own):
+    options = {"step_size": 2e-4, "batch_size": 20, "warm_start": 30, "steps_per_draw": 3} | own
+    return MCMC(
+        kernel(options.pop("model", model), **options),
+        num_warmup=num_warmup,
+        num_samples=num_samples,
+        num_chains=2,
+        chain_method=chain_method,
+        progress_bar=False,
+    )
+
+
+def draws(mcmc, *data):
+    mcmc.run(jax.random.key(0), *data)
+    return np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"kernel": ppl_bnn.SGHMC, "friction": 20.0, "batching": "epochs"},
+        pytest.param({"batching": "without_replacement", "chain_method": "sequential"}, marks=SLOW),
+        pytest.param({"batching": "iid", "chain_method": "parallel"}, marks=SLOW),
+        pytest.param({"gradient": "svrg", "refresh_interval": 7, "chunk_size": 40}, marks=SLOW),
+        pytest.param({"gradient": "control_variates", "mesh": 4}, marks=SLOW),
+        pytest.param(
+            {"kernel": ppl_bnn.ReplicaExchangeSGLD, "temperatures": (1.0, 2.0)}, marks=SLOW
+        ),
+    ],
+    ids=lambda options: " ".join(map(str, options)),
+)
+def test_the_same_chains_as_with_data_on_the_device(options):
+    if "mesh" in options:
+        options = options | {"mesh": ppl_bnn.mesh(data=options["mesh"])}
+    expected = draws(make(**options), X, Y)
+    found = draws(make(batches=(X, Y), **options))
+    np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
+    assert np.ptp(found[:, -1], axis=0).min() > 1e-3  # two chains
+    assert np.std(found, axis=(0, 1)).min() > 1e-3  # that move
+
+
+@pytest.fixture(params=["memory-mapped", "h5py", "by name", "function"])
+def batches(request, tmp_path):
+    if request.param == "memory-mapped":
+        np.save(tmp_path / "x.npy", X)
+        np.save(tmp_path / "y.npy", Y)
+        yield tuple(np.load(tmp_path / f"{name}.npy", mmap_mode="r") for name in "xy")
+    elif request.param == "h5py":
+        with h5py.File(tmp_path / "data.h5", "w") as file:
+            file["x"], file["y"] = X, Y
+        with h5py.File(tmp_path / "data.h5") as file:
+            yield file["x"], file["y"]
+    elif request.param == "by name":
+        yield {"y": Y, "x": X}
+    else:
+        yield ppl_bnn.RowSource(lambda index: (X[index], Y[index]), N)
+
+
+@pytest.mark.slow
+def test_where_rows_may_come_from(batches):
+    np.testing.assert_array_equal(draws(make(batches=batches)), draws(make(batches=(X, Y))))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", BATCHING)
+def test_a_resumed_run_reads_on_where_it_stopped(batching):
+    options = {"batches": (X, Y), "batching": batching, "num_warmup": 0}
+    whole = draws(make(num_samples=20, **options))
+    half = make(num_samples=10, **options)
+    first = draws(half)
+    state = pickle.loads(pickle.dumps(jax.device_get(half.last_state)))
+    resumed = make(num_samples=10, **options)
+    resumed.post_warmup_state = state
+    resumed.run(state.rng_key)
+    second = np.asarray(resumed.get_samples(group_by_chain=True)["w"])
+    np.testing.assert_array_equal(np.concatenate([first, second], axis=1), whole)
+
+
+def test_rows_that_cannot_be_read_stop_the_chains_and_lose_nothing():
+    calls = []
+
+    def fetch(index):
+        calls.append(len(index))
+        if len(calls) > 40:
+            raise OSError("the disk is gone")
+        return X[index], Y[index]
+
+    source = ppl_bnn.RowSource(fetch, N)
+    mcmc = make(batches=source, warm_start=0, num_warmup=0)
+    with pytest.warns(RuntimeWarning) as caught:
+        w = draws(mcmc)
+        jax.effects_barrier()
+    messages = [str(warning.message) for warning in caught]
+    assert any(re.search("could not be read: OSError: the disk is gone", m) for m in messages)
+    assert any(re.search("chain 1 at step", m) for m in messages)
+    failed_at = mcmc.get_extra_fields(group_by_chain=True)["failed_at"][:, -1]
+    assert (failed_at > 5).all() and (failed_at < 60).all()
+    assert np.isfinite(w).all() and np.ptp(w[:, :5], axis=1).min() > 0
+    np.testing.assert_array_equal(w[:, -1], w[:, -2])
+
+
+def with_mean_of_rows(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    mean = numpyro.deterministic("mean", x @ w)
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+
+BAD = {
+    "iterator": ({"batches": iter([(X, Y)])}, "An iterator does not do"),
+    "lists": ({"batches": (X.tolist(), Y)}, "`batches` must be the model's arguments"),
+    "empty": ({"batches": ()}, "`batches` must be the model's arguments"),
+    "lengths": ({"batches": (X, Y[:-1])}, r"have \[90, 89\] rows"),
+    "no rows": ({"batches": (X[:0], Y[:0])}, "`num_rows` is 0"),
+    "too many": ({"batches": (X, Y), "batch_size": 91}, "`batch_size` is 91, .* 90 rows"),
+    "nan": ({"batches": (X * np.nan, Y)}, "`x`.*NaN"),
+    "labels": ({"batches": (X,)}, "observe"),
+    "deterministic": (
+        {"batches": (X, Y), "model": with_mean_of_rows},
+        r"deterministic sites \['mean'\] have an entry for each row",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", BAD)
+def test_bad_batches(name, as_users_run):
+    options, message = BAD[name]
+    with pytest.raises(ValueError, match=message):
+        make(**options).run(jax.random.key(0))
+
+
+def test_bad_sources(as_users_run):
+    with pytest.raises(ValueError, match="takes a key and nothing else; it got 2 positional"):
+        make(batches=(X, Y)).run(jax.random.key(0), X, Y)
+    with pytest.raises(ValueError, match="`fetch` must be a function"):
+        ppl_bnn.RowSource((X, Y), N)
+    with pytest.raises(ValueError, match=r"asked for 2 rows and gave an array of shape \(90, 3\)"):
+        ppl_bnn.RowSource(lambda index: (X, Y), N)
+    with pytest.raises(ValueError, match="must give the model's arguments as a tuple"):
+        ppl_bnn.RowSource(lambda index: X[index], N)
