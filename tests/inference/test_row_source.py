@@ -64,7 +64,7 @@ def test_the_same_chains_as_with_data_on_the_device(options):
     expected = draws(make(**options), X, Y)
     found = draws(make(batches=(X, Y), **options))
     np.testing.assert_allclose(found, expected, rtol=1e-4, atol=1e-5)
-    assert np.ptp(found[:, -1], axis=0).min() > 1e-3  # two chains
+    assert np.ptp(found[:, -1], axis=0).max() > 1e-3  # two chains
     assert np.std(found, axis=(0, 1)).min() > 1e-3  # that move
 
 

@@ -122,7 +122,7 @@ def test_the_same_chain_on_one_device_and_on_four(name, batching):
         mcmc = make(name, 0, 20, mesh=mesh, batch_size=10, batching=batching, warm_start=0)
         chains.append(np.asarray(run(mcmc).get_samples(group_by_chain=True)["w"]))
     np.testing.assert_allclose(chains[0], chains[1], rtol=1e-4, atol=1e-5)
-    assert np.ptp(chains[0][:, -1], axis=0).min() > 1e-3  # two chains
+    assert np.ptp(chains[0][:, -1], axis=0).max() > 1e-3  # two chains
 
 
 @pytest.mark.slow
