@@ -24,7 +24,7 @@ from real_data import load
 import ppl_bnn
 
 NOISE, PRIOR = 0.7, 1.0
-STEPS = [0.4, 0.2, 0.1, 0.05, 0.025]
+STEPS = [0.4, 0.2, 0.1, 0.05]
 KERNELS = {
     "SGLD": (ppl_bnn.SGLD, {}),
     "SGLD, control variates": (ppl_bnn.SGLD, {"gradient": "control_variates"}),

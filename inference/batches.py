@@ -32,18 +32,24 @@ def first_place(rng_key: jax.Array) -> Place:
 
 
 def draw(
-    rng_key: jax.Array, place: Place, *, num_rows: int, batch_size: int, batching: str
-) -> tuple[jax.Array, Place]:
-    """Row numbers of one minibatch.
+    rng_key: jax.Array,
+    place: Place | None,
+    *,
+    num_rows: int,
+    batch_size: int,
+    batching: str,
+    num_batches: int = 1,
+) -> tuple[jax.Array, Place | None]:
+    """Row numbers of minibatches, one after the other.
 
     Parameters
     ----------
     rng_key : jax.Array
-        The step's key.
-    place : Place
-        Where the chain is in its epoch.
-    num_rows, batch_size : int
-        Of the data, and of a batch; ``batch_size <= num_rows``.
+        A key for all of them.
+    place : Place, optional
+        Where the chain is in its epoch; of use to ``"epochs"`` alone.
+    num_rows, batch_size, num_batches : int
+        Of the data, of a batch, and how many batches; ``batch_size <= num_rows``.
     batching : {"iid", "without_replacement", "epochs"}
         Rows drawn independently, with replacement; a batch without repetition, batches
         independent; or every row once in each epoch, in a new order every time. A batch that
@@ -52,7 +58,7 @@ def draw(
     Returns
     -------
     index, place
-        Integers of shape (batch_size,) below `num_rows`, and the place after them.
+        Integers of shape (num_batches, batch_size) below `num_rows`, and the place after them.
 
     Notes
     -----
@@ -60,16 +66,20 @@ def draw(
     correlated between steps. Formulas for the stationary distribution of SGD (Mandt, Hoffman &
     Blei 2017) hold for independent batches.
     """
+    shape = (num_batches, batch_size)
     if batching == "iid":
-        return jax.random.randint(rng_key, (batch_size,), 0, num_rows), place
+        return jax.random.randint(rng_key, shape, 0, num_rows), place
     if batching == "without_replacement":
-        return shuffled(_seed(rng_key), 0, jnp.arange(batch_size), num_rows), place
-    at = place.offset + jnp.arange(batch_size)
-    epoch = place.epoch + (at >= num_rows).astype(jnp.uint32)
+        seeds = jax.random.bits(rng_key, (num_batches, 2), jnp.uint32)
+        places = jnp.arange(batch_size)
+        return jax.vmap(lambda seed: shuffled(seed, 0, places, num_rows))(seeds), place
+    assert place is not None
+    at = place.offset + jnp.arange(num_batches * batch_size).reshape(shape)
+    epoch = place.epoch + (at // num_rows).astype(jnp.uint32)
     index = shuffled(place.seed, epoch, at % num_rows, num_rows)
-    end = place.offset + batch_size
+    end = place.offset + num_batches * batch_size
     return index, Place(
-        place.seed, place.epoch + (end >= num_rows).astype(jnp.uint32), end % num_rows
+        place.seed, place.epoch + (end // num_rows).astype(jnp.uint32), end % num_rows
     )
 
 

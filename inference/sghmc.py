@@ -112,6 +112,7 @@ def step(
     preconditioner: Preconditioner = IDENTITY,
     adapt: jax.Array | bool = True,
     noise_estimate: Any | None = None,
+    noise: Tree | None = None,
 ) -> tuple[State, Info]:
     """One step.
 
@@ -140,6 +141,8 @@ def step(
     noise_estimate : float or dict of arrays, optional
         Variance V of the gradient's noise, of each coordinate, to be taken off what is injected;
         that is nothing where it would be negative.
+    noise : dict of arrays, optional
+        Standard normals in the shapes of the position, in place of those that `rng_key` gives.
 
     Returns
     -------
@@ -167,9 +170,8 @@ def step(
         weight = eps**2
     thermal = jax.tree.map(lambda g: jnp.asarray(strength, g.dtype) / g, scale)
     variance, is_clipped = noise_variance(thermal, weight, noise_estimate)
-    noise = jax.tree.map(
-        lambda v, z: jnp.sqrt(v) * z, variance, normal_like(rng_key, state.position)
-    )
+    normals = normal_like(rng_key, state.position) if noise is None else noise
+    kick = jax.tree.map(lambda v, z: jnp.sqrt(v) * z, variance, normals)
 
     def move(position: Tree, momentum: Tree, time: jax.Array) -> Tree:
         return {n: q + times(time, scale[n] * momentum[n]) for n, q in position.items()}
@@ -178,11 +180,11 @@ def step(
     if integrator == "baoab":
         momentum = jax.tree.map(lambda r, g: r - times(eps, g), momentum, slope)
         position = move(position, momentum, eps / 2)
-        momentum = jax.tree.map(lambda r, z: times(decay, r) + z, momentum, noise)
+        momentum = jax.tree.map(lambda r, z: times(decay, r) + z, momentum, kick)
         position = move(position, momentum, eps / 2)
     else:
         momentum = jax.tree.map(
-            lambda r, g, z: times(decay, r) - times(eps, g) + z, momentum, slope, noise
+            lambda r, g, z: times(decay, r) - times(eps, g) + z, momentum, slope, kick
         )
         position = move(position, momentum, eps)
 

@@ -107,7 +107,8 @@ class SGHMC(SGMCMC):
             integrator=self.integrator,
             preconditioner=make_preconditioner(self.preconditioner),
             adapt=True if self.adapt_preconditioner == "always" else step.in_warmup,
-            noise_estimate=self.noise_estimate,
+            noise_estimate=step.by_site(self.noise_estimate),
             step_size=step.step_size,
             temperature=step.temperature,
+            noise=step.noise,
         )

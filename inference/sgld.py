@@ -68,6 +68,7 @@ def step(
     adapt: jax.Array | bool = True,
     curvature_correction: bool = False,
     noise_estimate: Any | None = None,
+    noise: Tree | None = None,
 ) -> tuple[State, Info]:
     """One step.
 
@@ -96,13 +97,15 @@ def step(
     noise_estimate : float or dict of arrays, optional
         Variance V of the gradient's noise, of each coordinate. The step then injects variance
         2 h T G - h^2 G^2 V, or nothing where that is negative.
+    noise : dict of arrays, optional
+        Standard normals in the shapes of the position, in place of those that `rng_key` gives.
 
     Returns
     -------
     State, Info
     """
     h, temperature = scalar(step_size), scalar(temperature)
-    key_noise, key_signs = jax.random.split(rng_key)
+    key_noise, key_signs = jax.random.split(rng_key) if curvature_correction else (rng_key, None)
     old = state.preconditioner
 
     def learn(gradient: Tree) -> tuple[Tree, Any]:
@@ -121,7 +124,7 @@ def step(
     weight = jax.tree.map(lambda g: times(h, g) ** 2, scale)
     variance, is_clipped = noise_variance(thermal, weight, noise_estimate)
     drift = preconditioner.drift(new, slope)
-    noise = normal_like(key_noise, state.position)
+    noise = normal_like(key_noise, state.position) if noise is None else noise
     position = {
         name: leaf - times(h, scale[name] * drift[name]) + jnp.sqrt(variance[name]) * noise[name]
         for name, leaf in state.position.items()

@@ -226,6 +226,8 @@ class SGMCMC(ModelKernel):
                 step_size=step_size,
                 temperature=temperature,
                 in_warmup=jnp.asarray(True),
+                by_site=lambda value: value,
+                noise=None,
             )
             return self._core_step(core, first)[1]
 

@@ -42,12 +42,12 @@ def warm_start(
         position, state = carry
         index, _ = batches.draw(
             jax.random.fold_in(rng_key, k),
-            batches.first_place(rng_key),
+            None,
             num_rows=num_rows,
             batch_size=settings.batch_size,
             batching="iid",
         )
-        batch = density.take(index)
+        batch = density.take(index[0])
         _, gradient = plain(density.log_density, batch, settings.temperature_at(0))(position)
         downhill = {name: jnp.nan_to_num(gradient[name] * scales[name]) for name in gradient}
         updates, state = optimizer.update(downhill, state)
@@ -91,12 +91,12 @@ def largest_curvature(
     key_batch, key_direction = jax.random.split(rng_key)
     index, _ = batches.draw(
         key_batch,
-        batches.first_place(key_batch),
+        None,
         num_rows=num_rows,
         batch_size=settings.batch_size,
         batching="without_replacement",
     )
-    batch = density.take(index)
+    batch = density.take(index[0])
     gradient = plain(density.log_density, batch, settings.temperature_at(0))
     _, here = gradient(position)
 

@@ -14,6 +14,7 @@ from ppl_bnn.batch_density import Batch, BatchDensity
 from ppl_bnn.inference import batches
 from ppl_bnn.inference.chains import Chains, fit
 from ppl_bnn.inference.estimators import Anchor, against_anchor, at_anchor, plain
+from ppl_bnn.inference.packing import Packing
 from ppl_bnn.inference.sgmcmc_settings import Settings
 from ppl_bnn.target import Target
 
@@ -28,7 +29,11 @@ class Step(NamedTuple):
     step_size: jax.Array
     temperature: jax.Array  # of the injected noise
     in_warmup: jax.Array
+    noise: dict[str, jax.Array] | None  # standard normals, where they were drawn beforehand
+    by_site: Callable  # what a user gave for each site -> in the form of the position
 
+
+MOST_NUMBERS = 2**18  # of a kind, drawn ahead for a chain
 
 CoreStep = Callable[[Any, Step], tuple[Any, Any]]  # core state -> core state, info
 
@@ -53,6 +58,18 @@ class SGMCMCState(NamedTuple):
     rng_key: jax.Array
 
 
+class Drawn(NamedTuple):
+    """What is random in some steps of a chain, drawn at once: a call costs more than its numbers.
+
+    On a CPU every call of JAX's generator is a loop of its own, dearer than a small gradient.
+    """
+
+    step_keys: jax.Array  # shape (steps,)
+    key_other: jax.Array  # for batches besides those that steps move by
+    index: jax.Array  # row numbers, shape (steps, batch)
+    noise: dict[str, jax.Array] | None  # for the steps' own noise, shape (steps, parameters)
+
+
 def transition(
     state: SGMCMCState,
     settings: Settings,
@@ -63,89 +80,97 @@ def transition(
 ) -> SGMCMCState:
     """`steps_per_draw` steps of every chain that is not frozen."""
     assert target.rows is not None
-    draw = partial(
-        batches.draw,
-        num_rows=target.rows.num_rows,
-        batch_size=settings.batch_size,
-        batching=settings.batching,
-    )
+    packing = Packing(jax.eval_shape(chains.first, state.z))
+    log_density, all_rows = _packed(density, packing)
+    draw = partial(batches.draw, num_rows=target.rows.num_rows, batch_size=settings.batch_size)
     i, num_warmup = chains.first((state.i, state.num_warmup))
-    in_warmup = i < num_warmup
 
-    def move(rng_key, z, core, place, failed, anchor, step):
-        key_batch, key_step, key_other = jax.random.split(rng_key, 3)
-        temperature = settings.temperature_at(step)
+    def draw_steps(length, rng_key, place):
+        rng_key, key_batches, key_steps, key_other, key_noise = jax.random.split(rng_key, 5)
+        index, place = draw(key_batches, place, batching=settings.batching, num_batches=length)
+        step_keys, noise = jax.random.split(key_steps, length), packing.normals(key_noise, length)
+        return rng_key, place, Drawn(step_keys, key_other, index, noise)
+
+    def move(k, number, drawn, z, core, failed, anchor):
+        temperature = settings.temperature_at(number)
 
         def estimate(batch: Batch):
             if anchor is None:
-                return plain(density.log_density, batch, temperature)
-            return against_anchor(density.log_density, batch, temperature, anchor)
+                return plain(log_density, batch, temperature)
+            return against_anchor(log_density, batch, temperature, anchor)
 
         def other_batch() -> Batch:  # takes nothing out of the epoch
-            return density.take(draw(key_other, place, batching="iid")[0])
+            key = jax.random.fold_in(drawn.key_other, k)
+            return density.take(draw(key, None, batching="iid")[0][0])
 
-        index, next_place = draw(key_batch, place)
         new, info = core_step(
             core._replace(position=z),
             Step(
-                number=step,
-                rng_key=key_step,
-                gradient=estimate(density.take(index)),
+                number=number,
+                rng_key=drawn.step_keys[k],
+                gradient=estimate(density.take(drawn.index[k])),
                 potential=lambda position: estimate(other_batch())(position)[0],
-                step_size=settings.step_size_at(step),
-                temperature=settings.noise_temperature_at(step),
-                in_warmup=in_warmup,
+                step_size=settings.step_size_at(number),
+                temperature=settings.noise_temperature_at(number),
+                in_warmup=i < num_warmup,
+                noise=jax.tree.map(lambda normals: normals[k], drawn.noise),
+                by_site=packing.values,
             ),
         )
         failed_at, failed_site = failed
         is_bad = ~(jnp.isfinite(info.potential) & jnp.isfinite(info.gradient_norm))
         first_bad = is_bad & (failed_at < 0)
-        failed_at = jnp.where(first_bad, step, failed_at)
+        failed_at = jnp.where(first_bad, number, failed_at)
         keep = failed_at < 0
-        failed_site = jnp.where(first_bad, _first_not_finite(new.position), failed_site)
+        failed_site = jnp.where(first_bad, packing.first_not_finite(new.position), failed_site)
         z = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new.position, z)
         rest = jax.tree.map(
             lambda a, b: jnp.where(keep, a, b),
             new._replace(position=None),
             core._replace(position=None),
         )
-        return z, rest, next_place, (failed_at, failed_site), info
+        return z, rest, (failed_at, failed_site), info
 
-    def refresh(z, anchor, step):
+    def refresh(z, anchor, number):
         if settings.refresh_interval is None:
             return anchor
-        renew = chains.map(lambda z, _: at_anchor(z, density.all_rows))
+        renew = chains.map(lambda z, _: at_anchor(z, all_rows))
         return jax.lax.cond(
-            step % settings.refresh_interval == 0, renew, lambda _, anchor: anchor, z, anchor
+            number % settings.refresh_interval == 0, renew, lambda _, anchor: anchor, z, anchor
         )
 
-    def body(k, carry):
-        rng_key, z, core, place, failed, anchor, total = carry
-        step = i * settings.steps_per_draw + k
-        anchor = refresh(z, anchor, step)
-        rng_key, key_step = chains.split(rng_key, 2)
-        axes = (0, 0, 0, 0, 0, None if anchor is None else 0, None)
-        z, core, place, failed, info = chains.map(move, axes)(
-            key_step, z, core, place, failed, anchor, step
-        )
-        total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, info)
-        return rng_key, z, core, place, failed, anchor, total
+    def block(length, _, carry):
+        first, rng_key, place, *moving = carry
+        rng_key, place, drawn = chains.map(partial(draw_steps, length))(rng_key, place)
+
+        def body(k, carry):
+            z, core, failed, anchor, total = carry
+            anchor = refresh(z, anchor, first + k)
+            axes = (0, 0, 0, 0, None if anchor is None else 0)
+            moved = chains.map(partial(move, k, first + k), axes)(drawn, z, core, failed, anchor)
+            z, core, failed, info = moved
+            total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, info)
+            return z, core, failed, anchor, total
+
+        moving = jax.lax.fori_loop(0, length, body, tuple(moving))
+        return first + length, rng_key, place, *moving
 
     carry = (
+        i * settings.steps_per_draw,
         state.rng_key,
-        state.z,
-        state.core,
         state.place,
+        *packing.pack((state.z, state.core)),
         (state.failed_at, state.failed_site),
-        state.anchor,
+        packing.pack(state.anchor),
         jax.tree.map(jnp.zeros_like, state.info),
     )
-    rng_key, z, core, place, failed, anchor, total = jax.lax.fori_loop(
-        0, settings.steps_per_draw, body, carry
-    )
+    length = _block_length(settings, packing)
+    num_blocks = settings.steps_per_draw // length
+    carry = jax.lax.fori_loop(0, num_blocks, partial(block, length), carry)
+    number, rng_key, place, z, core, failed, anchor, total = carry
+    z, core, anchor = packing.unpack((z, core, anchor))
     _warn_frozen(sorted(target.names), *failed)
     info = jax.tree.map(lambda x: x / settings.steps_per_draw, total)
-    last = (i + 1) * settings.steps_per_draw - 1
     return state._replace(
         i=state.i + 1,
         z=z,
@@ -154,19 +179,32 @@ def transition(
         place=place,
         info=info,
         potential_energy=info.potential,
-        step_size=fit(settings.step_size_at(last), state.step_size),
-        temperature=fit(settings.noise_temperature_at(last), state.temperature),
-        is_kept=fit(settings.is_kept_at(last), state.is_kept),
+        step_size=fit(settings.step_size_at(number - 1), state.step_size),
+        temperature=fit(settings.noise_temperature_at(number - 1), state.temperature),
+        is_kept=fit(settings.is_kept_at(number - 1), state.is_kept),
         failed_at=failed[0],
         failed_site=failed[1],
         rng_key=rng_key,
     )
 
 
-def _first_not_finite(position: dict[str, jax.Array]) -> jax.Array:
-    """Number of the first site, by name, whose value is not finite; -1 if all are."""
-    bad = jnp.stack([~jnp.all(jnp.isfinite(position[name])) for name in sorted(position)])
-    return jnp.where(jnp.any(bad), jnp.argmax(bad), -1)
+def _block_length(settings: Settings, packing: Packing) -> int:
+    """Steps of which to draw the random numbers at once: a divisor of all, for one loop."""
+    most = max(1, MOST_NUMBERS // max(settings.batch_size, sum(packing.sizes)))
+    num_steps = settings.steps_per_draw
+    return next(k for k in range(min(num_steps, most), 0, -1) if num_steps % k == 0)
+
+
+def _packed(density: BatchDensity, packing: Packing) -> tuple[Callable, Callable]:
+    """Log density of a batch, and potential and gradient over all rows, of packed positions."""
+
+    def log_density(position, batch, temperature):
+        return density.log_density(packing.unpack(position), batch, temperature)
+
+    def all_rows(position):
+        return packing.pack(density.all_rows(packing.unpack(position)))
+
+    return log_density, all_rows
 
 
 def _warn_frozen(names: Sequence[str], failed_at: jax.Array, failed_site: jax.Array) -> None:

@@ -100,6 +100,7 @@ def step(
     diffusion: jax.Array | float = 1.0,
     thermal_mass: jax.Array | float = 1.0,
     integrator: str = "badodab",
+    noise: Tree | None = None,
 ) -> tuple[State, Info]:
     """One step; the thermostat is the one that `init` was given.
 
@@ -125,6 +126,8 @@ def step(
     integrator : "badodab" or "euler"
         Both take one gradient a step. The half kicks at the end of a "badodab" step and at the
         beginning of the next have the same gradient, and are one kick here, at the beginning.
+    noise : dict of arrays, optional
+        Standard normals in the shapes of the position, in place of those that `rng_key` gives.
 
     Returns
     -------
@@ -142,7 +145,7 @@ def step(
     is_hot = temperature > 0
     diffusion = jnp.where(is_hot, scalar(diffusion), 0)
     potential, slope = gradient(state.position)
-    noise = normal_like(rng_key, state.position)
+    noise = normal_like(rng_key, state.position) if noise is None else noise
 
     def heat(xi: jax.Array | Tree, momentum: Tree, time: jax.Array) -> jax.Array | Tree:
         rate = jnp.where(is_hot, time / mass, 0)

@@ -88,4 +88,5 @@ class SGNHT(SGMCMC):
             integrator=self.integrator,
             step_size=step.step_size,
             temperature=step.temperature,
+            noise=step.noise,
         )

@@ -28,7 +28,8 @@ def by_site(value: Any, like: Tree) -> dict[str, Any]:
 
 def normal_like(rng_key: jax.Array, like: Tree) -> Tree:
     """Independent standard normals."""
-    keys = jax.random.split(rng_key, len(like))
+    # a single array gets the key itself: making one more costs as much as hundreds of numbers
+    keys = jax.random.split(rng_key, len(like)) if len(like) > 1 else [rng_key]
     return {
         name: jax.random.normal(key, leaf.shape, leaf.dtype)
         for key, (name, leaf) in zip(keys, like.items(), strict=True)

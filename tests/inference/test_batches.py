@@ -44,7 +44,7 @@ def batches(batching, num_rows, batch_size, num_batches, seed=0):
         index, place = draw(
             key_draw, place, num_rows=num_rows, batch_size=batch_size, batching=batching
         )
-        return (key, place), index
+        return (key, place), index[0]
 
     key, key_place = jax.random.split(jax.random.key(seed))
     start = (key, first_place(key_place))
