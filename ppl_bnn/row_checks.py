@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from typing import Any
 
@@ -43,12 +44,12 @@ def check_rows(model: Callable, leaves: Sequence[Any], rows: Rows) -> None:
         sums = {n: jnp.stack([jnp.sum(lp), jnp.sum(jnp.abs(lp))]) for n, lp in terms.items()}
         return sums, {n: s["value"] for n, s in sampled.items() if not s["is_observed"]}
 
-    # compiled, for op by op it would take seconds
     row_leaves, other_leaves = rows.split(leaves)
     if any(isinstance(leaf, jax.core.Tracer) for leaf in other_leaves):
         return  # nothing is known of them, nor can it be made up
 
-    @jax.jit
+    # compiled, for op by op it would take seconds; run once, so it need not be fast
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 0})
     def compare(picked_leaves):
         together, values = log_probs(*rows.join(picked_leaves, other_leaves), {})
         parts = []

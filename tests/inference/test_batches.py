@@ -92,3 +92,23 @@ def test_a_step_does_not_grow_with_the_number_of_rows():
         return memory.temp_size_in_bytes
 
     assert operations(2**28) <= operations(2**10) + 256
+
+
+@pytest.mark.parametrize("batching", BATCHING)
+def test_batches_drawn_at_once_are_batches_in_a_row(batching):
+    options = {"num_rows": 10, "batch_size": 4, "batching": batching}
+    key, key_place = jax.random.split(jax.random.key(0))
+    start = first_place(key_place)
+    index, place = draw(key, start, num_batches=7, **options)
+    assert index.shape == (7, 4)
+    if batching == "epochs":
+        rows, one = [], start
+        for _ in range(7):
+            few, one = draw(key, one, **options)
+            rows.append(few[0])
+        np.testing.assert_array_equal(index, rows)
+        assert jax.tree.map(int, one[1:]) == jax.tree.map(int, place[1:]) == (2, 8)
+    else:
+        assert len({tuple(batch) for batch in index.tolist()}) > 1
+    if batching == "without_replacement":
+        assert all(len(set(batch)) == 4 for batch in index.tolist())
