@@ -11,6 +11,7 @@ os.environ["XLA_FLAGS"] = (
 )
 
 import jaxtyping
+import numpy as np
 import pytest
 
 # An int is a float, as type checkers see it.
@@ -46,6 +47,21 @@ def uci():
         except FileNotFoundError as error:
             pytest.skip(str(error))
         return data.x_train, data.y_train, data.x_test, data.y_test
+
+    return load
+
+
+@pytest.fixture(scope="session")
+def tabular():
+    """``tabular(name)``: x, standardised, and class labels of a table."""
+
+    def load(name):
+        path = DATA / "tabular" / "classification.npz"
+        if not path.exists():
+            pytest.skip(f"{path} is missing; set PPL_BNN_DATA to the folder of the data sets")
+        with np.load(path) as arrays:
+            x, y = arrays[f"{name}_x"], arrays[f"{name}_y"]
+        return ((x - x.mean(0)) / x.std(0)).astype(np.float32), y.astype(np.int32)
 
     return load
 
