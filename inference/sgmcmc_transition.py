@@ -64,8 +64,8 @@ class Drawn(NamedTuple):
     On a CPU every call of JAX's generator is a loop of its own, dearer than a small gradient.
     """
 
-    step_keys: jax.Array  # shape (steps,)
-    key_other: jax.Array  # for batches besides those that steps move by
+    key_step: jax.Array  # shape (steps,)
+    key_other: jax.Array  # for batches besides those that steps move by, shape (steps,)
     index: jax.Array  # row numbers, shape (steps, batch)
     noise: dict[str, jax.Array] | None  # for the steps' own noise, shape (steps, parameters)
 
@@ -88,10 +88,14 @@ def transition(
     def draw_steps(length, rng_key, place):
         rng_key, key_batches, key_steps, key_other, key_noise = jax.random.split(rng_key, 5)
         index, place = draw(key_batches, place, batching=settings.batching, num_batches=length)
-        step_keys, noise = jax.random.split(key_steps, length), packing.normals(key_noise, length)
-        return rng_key, place, Drawn(step_keys, key_other, index, noise)
+        key_steps, key_other = (jax.random.split(key, length) for key in (key_steps, key_other))
+        return (
+            rng_key,
+            place,
+            Drawn(key_steps, key_other, index, packing.normals(key_noise, length)),
+        )
 
-    def move(k, number, drawn, z, core, failed, anchor):
+    def move(number, drawn, z, core, failed, anchor):
         temperature = settings.temperature_at(number)
 
         def estimate(batch: Batch):
@@ -100,20 +104,19 @@ def transition(
             return against_anchor(log_density, batch, temperature, anchor)
 
         def other_batch() -> Batch:  # takes nothing out of the epoch
-            key = jax.random.fold_in(drawn.key_other, k)
-            return density.take(draw(key, None, batching="iid")[0][0])
+            return density.take(draw(drawn.key_other, None, batching="iid")[0][0])
 
         new, info = core_step(
             core._replace(position=z),
             Step(
                 number=number,
-                rng_key=drawn.step_keys[k],
-                gradient=estimate(density.take(drawn.index[k])),
+                rng_key=drawn.key_step,
+                gradient=estimate(density.take(drawn.index)),
                 potential=lambda position: estimate(other_batch())(position)[0],
                 step_size=settings.step_size_at(number),
                 temperature=settings.noise_temperature_at(number),
                 in_warmup=i < num_warmup,
-                noise=jax.tree.map(lambda normals: normals[k], drawn.noise),
+                noise=drawn.noise,
                 by_site=packing.values,
             ),
         )
@@ -143,16 +146,20 @@ def transition(
         first, rng_key, place, *moving = carry
         rng_key, place, drawn = chains.map(partial(draw_steps, length))(rng_key, place)
 
-        def body(k, carry):
+        def body(carry, at_step):
+            number, drawn = at_step
             z, core, failed, anchor, total = carry
-            anchor = refresh(z, anchor, first + k)
+            anchor = refresh(z, anchor, number)
             axes = (0, 0, 0, 0, None if anchor is None else 0)
-            moved = chains.map(partial(move, k, first + k), axes)(drawn, z, core, failed, anchor)
+            moved = chains.map(partial(move, number), axes)(drawn, z, core, failed, anchor)
             z, core, failed, info = moved
             total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, info)
-            return z, core, failed, anchor, total
+            return (z, core, failed, anchor, total), None
 
-        moving = jax.lax.fori_loop(0, length, body, tuple(moving))
+        if chains.batched:
+            drawn = jax.tree.map(lambda values: jnp.swapaxes(values, 0, 1), drawn)
+        steps = first + jnp.arange(length), drawn
+        moving, _ = jax.lax.scan(body, tuple(moving), steps)
         return first + length, rng_key, place, *moving
 
     carry = (
