@@ -105,7 +105,7 @@ def step(
     State, Info
     """
     h, temperature = scalar(step_size), scalar(temperature)
-    key_noise, key_signs = jax.random.split(rng_key) if curvature_correction else (rng_key, None)
+    key_noise, key_signs = jax.random.split(rng_key) if curvature_correction else (rng_key, rng_key)
     old = state.preconditioner
 
     def learn(gradient: Tree) -> tuple[Tree, Any]:

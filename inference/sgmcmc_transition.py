@@ -66,7 +66,7 @@ class Drawn(NamedTuple):
 
     key_step: jax.Array  # shape (steps,)
     key_other: jax.Array  # for batches besides those that steps move by, shape (steps,)
-    index: jax.Array  # row numbers, shape (steps, batch)
+    rows: jax.Array  # their numbers, shape (steps, batch)
     noise: dict[str, jax.Array] | None  # for the steps' own noise, shape (steps, parameters)
 
 
@@ -111,7 +111,7 @@ def transition(
             Step(
                 number=number,
                 rng_key=drawn.key_step,
-                gradient=estimate(density.take(drawn.index)),
+                gradient=estimate(density.take(drawn.rows)),
                 potential=lambda position: estimate(other_batch())(position)[0],
                 step_size=settings.step_size_at(number),
                 temperature=settings.noise_temperature_at(number),

@@ -58,7 +58,8 @@ class RowSource:
         self.fetch, self.num_rows = fetch, int(num_rows)
         first = self._fetch(np.zeros(2, np.int32))
         self.is_mapping = isinstance(first, Mapping)
-        leaves, self.treedef = jax.tree.flatten(first)
+        leaves, treedef = jax.tree.flatten(first)
+        self.treedef: Any = treedef
         self.row_shapes = [
             jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
             for leaf in leaves
