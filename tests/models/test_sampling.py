@@ -57,7 +57,7 @@ CASES = {
     "VGG16": Case(lambda: VGG16(width=4, hidden_size=16), ("cifar10", 16), 0.02),
     "ResNet18": Case(lambda: ResNet18(width=4), ("cifar10", 16), 0.02),
     "WideResNet": Case(lambda: WideResNet(10, 2, width=4), ("cifar10", 16), 0.02),
-    "ResNet50": Case(lambda: ResNet50(10, width=4, stem="small"), ("cifar10", 16), 0.04),
+    "ResNet50": Case(lambda: ResNet50(10, width=4, stem="small"), ("cifar10", 16), 0.01),
     "LSTM": Case(lambda: clinical("lstm"), ("physionet", 64), 0.06),
     "GRU": Case(lambda: clinical("gru"), ("physionet", 64), 0.06),
     "CNNLSTM": Case(CNNLSTM, ("imdb", 500), 0.015, 63),
