@@ -136,22 +136,24 @@ def plot(rows, folder):
     import matplotlib.pyplot as plt
 
     folder.mkdir(parents=True, exist_ok=True)
-    figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    figure, axes = plt.subplots(figsize=(8, 4), layout="constrained")
     for name in KERNELS:
         own = [row for row in rows if row["kernel"] == name]
-        steps, ratios = [row["step"] for row in own], [row["ratio"] for row in own]
+        steps, excess = [row["step"] for row in own], [row["ratio"] - 1 for row in own]
         errors = [2 * row["error"] for row in own]
-        bars = axes.errorbar(steps, ratios, errors, fmt="o", capsize=3, label=name)
+        bars = axes.errorbar(steps, excess, errors, fmt="o", capsize=3, label=name)
         if own[0]["theory"] is not None:
-            theory = [row["theory"] for row in own]
-            axes.plot(steps, theory, color=bars[0].get_color(), label="its theory")
-    axes.axhline(1.0, color="grey", linewidth=0.8)
+            theory = [row["theory"] - 1 for row in own]
+            axes.plot(steps, theory, color=bars[0].get_color(), label=f"{name}, theory")
     axes.set(
         xscale="log",
+        yscale="log",
         xlabel="step size, in units of 1 / largest curvature",
-        ylabel="variance of predictions ÷ posterior's",
+        ylabel="variance of predictions ÷ posterior's, less 1",
     )
-    axes.legend()
+    axes.set_xticks(steps, [f"{step:g}" for step in steps])
+    axes.minorticks_off()
+    axes.legend(loc="center left", bbox_to_anchor=(1, 0.5))
     figure.savefig(folder / "step-size-bias.png", dpi=120)
     plt.close(figure)
 

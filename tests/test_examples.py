@@ -85,3 +85,15 @@ def test_prior_check(example, tmp_path):
     assert checks["dense", "fan_in_normal(1)"].verdict == "Nothing stands out."
     names = {path.name for path in tmp_path.iterdir()}
     assert names == {"dense.png", "convolutional.png", "recurrent.png"}
+
+
+@pytest.mark.slow
+def test_bias_of_stochastic_gradients_is_that_of_theory(example, tmp_path):
+    sizes = ["--steps", "0.4", "0.2", "--num-samples", "100", "--chains", "16"]
+    rows = example("step_size_bias").main([*sizes, "--out", str(tmp_path)])
+    known = [row for row in rows if row["theory"] is not None]
+    assert len(known) == 4 and len(rows) == 6
+    for row in known:
+        assert row["error"] < 0.06
+        assert abs(row["ratio"] - row["theory"]) < 4 * row["error"]
+    assert [path.name for path in tmp_path.iterdir()] == ["step-size-bias.png"]
