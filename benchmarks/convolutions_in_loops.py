@@ -11,13 +11,12 @@ one after the other (`jax.lax.map`).
 from __future__ import annotations
 
 import argparse
-import time
 from collections.abc import Callable
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import DATA, describe_machine, print_versions
+from common import DATA, describe_machine, print_versions, time_in_turns
 from flax import nnx
 
 from ppl_bnn import models
@@ -25,7 +24,7 @@ from ppl_bnn.networks import as_network
 
 NUM_CHAINS = 4
 REQUIRED = 1.3
-SLOW = 10.0  # seconds a gradient, above which a call is timed once
+SLOW = 30.0  # seconds, above which a call is timed once
 XLA = "XLA's"
 RULES = {"ours": models.conv_general_dilated, XLA: jax.lax.conv_general_dilated}
 
@@ -46,7 +45,8 @@ def main() -> None:
     calls = {}
     for rule in options.rule:
         calls |= contenders(rule, *make_gradient(RULES[rule], x, y))
-    report(interleave(calls, num_rounds))
+    spent = time_in_turns({n: call for n, (call, _) in calls.items()}, num_rounds, too_slow=SLOW)
+    report({name: seconds / calls[name][1] for name, seconds in spent.items()})
 
 
 def load_images(num_rows: int) -> tuple[jax.Array, jax.Array]:
@@ -101,21 +101,6 @@ def contenders(rule: str, gradient: Callable, weights: dict) -> dict[str, tuple[
     if rule == "ours":  # the map is a loop too
         calls[f"{rule}, chains by lax.map"] = (lambda: in_turn(chains), NUM_CHAINS)
     return calls
-
-
-def interleave(calls: dict[str, tuple[Callable, int]], num_rounds: int) -> dict[str, np.ndarray]:
-    """Seconds per gradient of each call in each round; NaN where it was too slow to repeat."""
-    seconds = {name: np.full(num_rounds, np.nan) for name in calls}
-    for call, _ in calls.values():
-        jax.block_until_ready(call())
-    for round_ in range(num_rounds):
-        names = [name for name in calls if round_ == 0 or not np.nanmax(seconds[name]) > SLOW]
-        for name in names if round_ % 2 == 0 else reversed(names):
-            call, num_gradients = calls[name]
-            start = time.perf_counter()
-            jax.block_until_ready(call())
-            seconds[name][round_] = (time.perf_counter() - start) / num_gradients
-    return seconds
 
 
 def report(seconds: dict[str, np.ndarray]) -> None:

@@ -14,8 +14,6 @@ function that NumPyro makes of it.
 
 from __future__ import annotations
 
-import argparse
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -23,7 +21,7 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import describe_machine, load_or_make_rows, print_versions
+from common import load_or_make_rows, ratio, run_cases, time_in_turns
 from jax.flatten_util import ravel_pytree
 from numpyro.infer import HMC as NumPyroHMC
 from numpyro.infer.util import potential_energy
@@ -52,17 +50,6 @@ CASES = [
 ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="the small cases, three rounds")
-    options = parser.parse_args()
-    print_versions("ppl_bnn", "numpyro", "blackjax", "jax")
-    describe_machine()
-    for case in CASES[:2] if options.quick else CASES:
-        compare(case, 3 if options.quick else options.rounds)
-
-
 def compare(case: Case, num_rounds: int) -> None:
     x, y = load_or_make_rows("concrete", case.num_rows, num_features=8)
     net = models.MLP(x.shape[1], case.hidden_sizes, 1)
@@ -71,25 +58,16 @@ def compare(case: Case, num_rounds: int) -> None:
     print(f"\nN = {len(x):,}, {num_parameters:,} parameters, {case.num_chains} chain(s)")
 
     calls = {name: prepare(contender) for name, contender in contenders.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in calls}
-    for round_ in range(num_rounds):
-        names = list(calls)
-        for name in names if round_ % 2 == 0 else reversed(names):
-            start = time.perf_counter()
-            jax.block_until_ready(calls[name]())
-            seconds[name].append(time.perf_counter() - start)
-
+    seconds = time_in_turns(calls, num_rounds)
     gradients = case.num_steps * case.num_transitions * case.num_chains
-    ours = np.array(seconds["ppl_bnn.HMC"])
+    ours = seconds["ppl_bnn.HMC"]
     print(f"{'':20} gradients/s   ms per gradient   ppl_bnn ÷ it (median; quartiles)")
     for name, spent in seconds.items():
         median = np.median(spent)
-        ratios = np.array(spent) / ours  # round by round: both saw the same load
-        low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-        verdict = "" if name == "ppl_bnn.HMC" or middle >= REQUIRED else f"  below {REQUIRED}"
+        required = None if name == "ppl_bnn.HMC" else REQUIRED
         print(
             f"{name:20} {gradients / median:11,.0f}   {1e3 * median / gradients:15.4f}   "
-            f"{middle:.3f} ({low:.3f} to {high:.3f}){verdict}"
+            f"{ratio(spent, ours, required)}"
         )
 
 
@@ -206,12 +184,10 @@ def make_contenders(
 
 
 def prepare(contender: tuple[Callable, object]) -> Callable:
-    """A call of the compiled function, which has run once."""
     function, state = contender
     compiled = jax.jit(function)
-    jax.block_until_ready(compiled(state))
     return lambda: compiled(state)
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, ("ppl_bnn", "numpyro", "blackjax", "jax"), CASES, compare)

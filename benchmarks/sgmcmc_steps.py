@@ -14,7 +14,6 @@ The last lines say what NumPyro's `MCMC` adds around the same steps, with its pr
 
 from __future__ import annotations
 
-import argparse
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -24,7 +23,7 @@ import blackjax
 import jax
 import jax.numpy as jnp
 import numpy as np
-from common import describe_machine, load_or_make_rows, print_versions
+from common import load_or_make_rows, ratio, run_cases, time_in_turns
 from numpyro.infer import MCMC
 
 import ppl_bnn
@@ -58,18 +57,6 @@ CASES = [
 ]
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=15)
-    parser.add_argument("--quick", action="store_true", help="the small cases, three rounds")
-    options = parser.parse_args()
-    print_versions("ppl_bnn", "numpyro", "blackjax", "jax")
-    describe_machine()
-    for case in CASES[:2] if options.quick else CASES:
-        compare(case, 3 if options.quick else options.rounds)
-    report_mcmc(CASES[0])
-
-
 def compare(case: Case, num_rounds: int) -> None:
     x, y = load_or_make_rows("concrete", case.num_rows, num_features=8)
     print(
@@ -78,28 +65,18 @@ def compare(case: Case, num_rounds: int) -> None:
     )
     print("kernel   steps/s    ÷ BlackJAX (quartiles)     ÷ bare loop (quartiles)")
     for name in KERNELS:
-        calls = {who: jitted() for who, jitted in contenders(name, case, x, y).items()}
-        seconds: dict[str, list[float]] = {who: [] for who in calls}
-        for round_ in range(num_rounds):
-            order = list(calls)
-            for who in order if round_ % 2 == 0 else reversed(order):
-                start = time.perf_counter()
-                jax.block_until_ready(calls[who]())
-                seconds[who].append(time.perf_counter() - start)
-        ours = np.array(seconds["ppl_bnn"])
-        line = f"{name:6} {case.num_steps * case.num_chains / np.median(ours):9,.0f}"
-        for who, required in (("blackjax", AGAINST_BLACKJAX), ("bare", AGAINST_BARE)):
-            ratios = np.array(seconds[who]) / ours  # round by round: both saw the same load
-            low, middle, high = np.quantile(ratios, [0.25, 0.5, 0.75])
-            line += f"    {middle:.3f} ({low:.3f} to {high:.3f})"
-            line += "" if middle >= required else f" below {required}"
-        print(line)
+        calls = contenders(name, case, x, y)
+        seconds = time_in_turns(calls, num_rounds)
+        ours = seconds["ppl_bnn"]
+        print(
+            f"{name:6} {case.num_steps * case.num_chains / np.median(ours):9,.0f}"
+            f"    {ratio(seconds['blackjax'], ours, AGAINST_BLACKJAX)}"
+            f"    {ratio(seconds['bare'], ours, AGAINST_BARE)}"
+        )
 
 
-def contenders(
-    name: str, case: Case, x: np.ndarray, y: np.ndarray
-) -> dict[str, Callable[[], Callable]]:
-    """For each contender a function that compiles it, warms it up and gives the call to time."""
+def contenders(name: str, case: Case, x: np.ndarray, y: np.ndarray) -> dict[str, Callable[[], Any]]:
+    """For each contender the call to time."""
     net = models.MLP(x.shape[1], case.hidden_sizes, 1)
     model = models.regression(net, priors.fan_in_normal(), noise=NOISE)
     keys = jax.random.split(jax.random.key(0), case.num_chains)
@@ -122,13 +99,9 @@ def contenders(
     def rows(key: jax.Array) -> jax.Array:
         return jax.random.randint(key, (case.batch_size,), 0, num_rows)
 
-    def warm(function: Callable, *args: Any) -> Callable[[], Callable]:
-        def prepare() -> Callable:
-            compiled = jax.jit(function)
-            jax.block_until_ready(compiled(*args))
-            return lambda: compiled(*args)
-
-        return prepare
+    def compiled(function: Callable, *args: Any) -> Callable[[], Any]:
+        program = jax.jit(function)
+        return lambda: program(*args)
 
     algorithm = blackjax_algorithm(name, case, position, num_rows)
     inner = SGHMC_STEPS if name == "SGHMC" else 1
@@ -164,9 +137,9 @@ def contenders(
         else position
     )
     return {
-        "ppl_bnn": warm(lambda s: kernel.sample(s, (x, y), {}), state),
-        "blackjax": warm(over_chains(blackjax_run), key, initial),
-        "bare": warm(over_chains(bare_run), key, position),
+        "ppl_bnn": compiled(lambda s: kernel.sample(s, (x, y), {}), state),
+        "blackjax": compiled(over_chains(blackjax_run), key, initial),
+        "bare": compiled(over_chains(bare_run), key, position),
     }
 
 
@@ -240,4 +213,5 @@ def report_mcmc(case: Case) -> None:
 
 
 if __name__ == "__main__":
-    main()
+    run_cases(__doc__, ("ppl_bnn", "numpyro", "blackjax", "jax"), CASES, compare)
+    report_mcmc(CASES[0])

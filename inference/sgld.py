@@ -105,7 +105,7 @@ def step(
     State, Info
     """
     h, temperature = scalar(step_size), scalar(temperature)
-    key_noise, key_signs = jax.random.split(rng_key) if curvature_correction else (rng_key, rng_key)
+    key_noise = rng_key
     old = state.preconditioner
 
     def learn(gradient: Tree) -> tuple[Tree, Any]:
@@ -113,6 +113,7 @@ def step(
         return preconditioner.scale(new, gradient), new
 
     if curvature_correction:
+        key_noise, key_signs = jax.random.split(rng_key)
         potential, slope, hessian_diagonal = _with_curvature(key_signs, gradient, state.position)
         scale, gamma, new = jax.jvp(learn, (slope,), (hessian_diagonal,), has_aux=True)
     else:

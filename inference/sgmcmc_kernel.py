@@ -8,7 +8,6 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from numpyro.util import is_prng_key
 
 from ppl_bnn.batch_density import BatchDensity, batch_density
@@ -20,6 +19,7 @@ from ppl_bnn.inference.kernel import ModelKernel
 from ppl_bnn.inference.sgmcmc_options import Options
 from ppl_bnn.inference.sgmcmc_settings import Settings
 from ppl_bnn.inference.sgmcmc_start import (
+    check_start,
     largest_curvature,
     step_scales,
     warm_start,
@@ -87,11 +87,17 @@ class SGMCMC(ModelKernel):
         "failed_at",
     )
 
+    preconditioner: Any = "identity"
+
     def __init__(self, model: Callable, **options: Unpack[Options]):
         super().__init__(model)
         self.settings = Settings(**options)
         batches = self.settings.batches
         self.source = None if batches is None else as_source(batches)
+        self._first_rows: tuple[tuple, dict] = (), {}
+        if self.source is not None:
+            num_rows = max(self.settings.batch_size, ROWS_LOOKED_AT)
+            self._first_rows = self.source.arguments(num_rows)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         raise NotImplementedError
@@ -131,18 +137,15 @@ class SGMCMC(ModelKernel):
         return target
 
     def _target_for(self, args: tuple, kwargs: dict | None) -> Target:
-        if self.source is None:
-            return super()._target_for(args, kwargs)
-        if args or kwargs:
+        if self.source is not None and (args or kwargs):
             raise ValueError(
                 "the kernel reads the model's data from `batches`, so `MCMC.run` takes a key and "
                 f"nothing else; it got {len(args)} positional and {len(kwargs or {})} keyword "
                 "arguments."
             )
-        if self._target is None:
-            args, kwargs = self.source.arguments(max(self.settings.batch_size, ROWS_LOOKED_AT))
-            return super()._target_for(args, kwargs)
-        return self._target
+        if self.source is not None:
+            args, kwargs = self._first_rows
+        return super()._target_for(args, kwargs)
 
     def _density(self, target: Target, arrays: Any) -> BatchDensity:
         settings = self.settings
@@ -196,7 +199,7 @@ class SGMCMC(ModelKernel):
         arrays = target.data.read()
         state, curvature = target.starts[key](rng_key, init_params, arrays)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
-            self._check_start(target, state, arrays, chains)
+            check_start(target, chains.stacked(state.z), arrays)
             warn_unstable(state.step_size, curvature)
         num_warmup_field = jnp.full_like(state.num_warmup, num_warmup)
         return chains.commit(state._replace(num_warmup=num_warmup_field))
@@ -237,9 +240,8 @@ class SGMCMC(ModelKernel):
         anchor = None
         if settings.gradient != "plain":
             anchor = at_anchor(position, density.all_rows)
-        preconditioner = getattr(self, "preconditioner", "identity")
         curvature = largest_curvature(
-            key_curvature, position, settings, density, target.rows.num_rows, preconditioner
+            key_curvature, position, settings, density, target.rows.num_rows, self.preconditioner
         )
         state = SGMCMCState(
             i=jnp.int32(0),
@@ -259,19 +261,6 @@ class SGMCMC(ModelKernel):
             rng_key=rng_key,
         )
         return state, curvature
-
-    def _check_start(self, target, state, arrays, chains) -> None:
-        """Refuse positions at which the log density of a few rows is not finite."""
-        positions = chains.stacked(state.z)
-        if "probe" not in target.starts:  # compiled once, so that a second run traces nothing
-            target.starts["probe"] = jax.jit(jax.vmap(lambda z: jnp.sum(target.probe_terms(z))))
-        terms = target.starts["probe"](positions)
-        for chain in np.flatnonzero(~np.isfinite(terms)):
-            position = {name: value[chain] for name, value in positions.items()}
-            raise ValueError(
-                f"chain {chain} cannot start: {target.describe(position, arrays)}. Start elsewhere "
-                "(`init_strategy`), narrow the priors, or check the scale of inputs and targets."
-            )
 
     def sample(
         self, state: SGMCMCState, model_args: tuple, model_kwargs: dict | None

@@ -70,6 +70,19 @@ def step_scales(target: Target) -> dict[str, np.ndarray]:
     return {name: np.where(np.isfinite(s), s, widths[name]) for name, s in scales.items()}
 
 
+def check_start(target: Target, positions: Tree, arrays: Any) -> None:
+    """Refuse positions, one for each chain, at which a few rows' log density is not finite."""
+    if "probe" not in target.starts:  # compiled once, so that a second run traces nothing
+        target.starts["probe"] = jax.jit(jax.vmap(lambda z: jnp.sum(target.probe_terms(z))))
+    terms = target.starts["probe"](positions)
+    for chain in np.flatnonzero(~np.isfinite(terms)):
+        position = {name: value[chain] for name, value in positions.items()}
+        raise ValueError(
+            f"chain {chain} cannot start: {target.describe(position, arrays)}. Start elsewhere "
+            "(`init_strategy`), narrow the priors, or check the scale of inputs and targets."
+        )
+
+
 def largest_curvature(
     rng_key: jax.Array,
     position: Tree,
@@ -98,20 +111,25 @@ def largest_curvature(
     )
     batch = density.take(index[0])
     gradient = plain(density.log_density, batch, settings.temperature_at(0))
-    _, here = gradient(position)
 
-    def body(_, carry):
-        direction, _ = carry
+    def body(k, carry):
+        direction, here, _ = carry
         length = jnp.sqrt(dot(direction, direction))
         direction = jax.tree.map(lambda v: v / length.astype(v.dtype), direction)
-        nudged = jax.tree.map(lambda z, v: z + times(NUDGE, v), position, direction)
-        change = jax.tree.map(lambda a, b: (a - b) / NUDGE, gradient(nudged)[1], here)
+        # the first round stays where it is, so that the program holds one gradient and not two
+        nudge = jnp.where(k == 0, 0.0, NUDGE)
+        nudged = jax.tree.map(lambda z, v: z + times(nudge, v), position, direction)
+        _, there = gradient(nudged)
+        change = jax.tree.map(lambda a, b: (a - b) / NUDGE, there, here)
         if scale is not None:
             change = jax.tree.map(jnp.multiply, scale, change)
-        return change, jnp.sqrt(dot(change, change))
+        first = direction, there, jnp.zeros((), jnp.result_type(float))
+        later = change, here, jnp.sqrt(dot(change, change))
+        return jax.tree.map(lambda a, b: jnp.where(k == 0, a, b), first, later)
 
-    carry = (normal_like(key_direction, position), jnp.zeros((), jnp.result_type(float)))
-    return jax.lax.fori_loop(0, POWER_ITERATIONS, body, carry)[1]
+    zeros = jax.tree.map(jnp.zeros_like, position)
+    carry = normal_like(key_direction, position), zeros, jnp.zeros((), jnp.result_type(float))
+    return jax.lax.fori_loop(0, 1 + POWER_ITERATIONS, body, carry)[2]
 
 
 def warn_unstable(step_size: jax.Array, curvature: jax.Array) -> None:

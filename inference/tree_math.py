@@ -23,7 +23,14 @@ def times(factor: Any, leaf: jax.Array) -> jax.Array:
 
 def by_site(value: Any, like: Tree) -> dict[str, Any]:
     """The value for each site: `value` itself if it is a dictionary, else the same for all."""
-    return dict(value) if isinstance(value, Mapping) else dict.fromkeys(like, value)
+    if not isinstance(value, Mapping):
+        return dict.fromkeys(like, value)
+    if set(value) != set(like):
+        raise ValueError(
+            f"values were given for the sites {sorted(value)}; the position has {sorted(like)}: "
+            "give one for each of these."
+        )
+    return dict(value)
 
 
 def normal_like(rng_key: jax.Array, like: Tree) -> Tree:

@@ -71,16 +71,25 @@ def batch_density(
             lambda index: [leaf[index] for leaf in row_leaves], log_density, all_rows
         )
 
-    from_rows = _estimate(target, [], batch_size)
-
-    def if_read(position: Position, batch: Fetched, temperature: jax.Array | float) -> jax.Array:
-        value = from_rows(position, batch.leaves, temperature)
-        return value + jnp.where(batch.is_read, 0.0, jnp.nan)
-
     def all_read(position: Position) -> tuple[jax.Array, Position]:
         return _pass(target, source, chunk_size or batch_size, position)
 
-    return BatchDensity(source.take, if_read, all_read)
+    return BatchDensity(source.take, _of_source(target, batch_size), all_read)
+
+
+def _of_source(
+    target: Target, batch_size: int
+) -> Callable[[Position, Fetched, jax.Array | float], jax.Array]:
+    """Log density from what a source gave; NaN, which stops a chain, if that could not be read."""
+    from_rows = _estimate(target, [], batch_size)
+
+    def log_density(
+        position: Position, batch: Fetched, temperature: jax.Array | float
+    ) -> jax.Array:
+        value = from_rows(position, batch.leaves, temperature)
+        return value + jnp.where(batch.is_read, 0.0, jnp.nan)
+
+    return log_density
 
 
 def _estimate(
@@ -127,13 +136,8 @@ def _pass(
 
     def part(first: jax.Array | int, count: int) -> tuple[jax.Array, Position]:
         batch = source.take(first + jnp.arange(count))
-        log_density = _estimate(target, [], count)
-
-        def potential(z: Position) -> jax.Array:
-            value = -log_density(z, batch.leaves, 0.0) + jnp.where(batch.is_read, 0.0, jnp.nan)
-            return count / num_rows * value
-
-        return jax.value_and_grad(potential)(position)
+        log_density, share = _of_source(target, count), count / num_rows
+        return jax.value_and_grad(lambda z: -share * log_density(z, batch, 0.0))(position)
 
     def add(total: Any, first: jax.Array) -> tuple[Any, None]:
         return jax.tree.map(jnp.add, total, part(first, size)), None

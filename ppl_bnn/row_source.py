@@ -11,6 +11,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bnn.checks import refuse_cut_integers
+
 
 class Fetched(NamedTuple):
     """The model's arguments for some rows, as values of a compiled program."""
@@ -60,10 +62,7 @@ class RowSource:
         self.is_mapping = isinstance(first, Mapping)
         leaves, treedef = jax.tree.flatten(first)
         self.treedef: Any = treedef
-        self.row_shapes = [
-            jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
-            for leaf in leaves
-        ]
+        self.row_shapes = [_row_shape(leaf) for leaf in leaves]
         self._lock = threading.Lock()
 
     def __getstate__(self) -> dict[str, Any]:
@@ -96,11 +95,11 @@ class RowSource:
         try:
             with self._lock:
                 leaves, treedef = jax.tree.flatten(self._fetch(index.ravel()))
-            got = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in leaves]
-            if treedef != self.treedef or [s.shape for s in got] != [
-                s.shape for s in self.row_shapes
-            ]:
+            got = [_row_shape(leaf) for leaf in leaves]
+            if treedef != self.treedef or got != self.row_shapes:
                 raise ValueError(f"rows came as {got}, after {self.row_shapes} at first")
+            for number, leaf in enumerate(leaves):
+                refuse_cut_integers(f"array {number}", leaf)
             rows = [
                 leaf.astype(s.dtype).reshape(*index.shape, *s.shape)
                 for leaf, s in zip(leaves, self.row_shapes, strict=True)
@@ -131,6 +130,11 @@ class RowSource:
                     f"{leaf.shape}."
                 )
         return rows
+
+
+def _row_shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
+    """Shape of a row, and the type that JAX gives it."""
+    return jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
 def as_source(batches: Any) -> RowSource:

@@ -12,6 +12,7 @@ import pytest
 from numpyro.infer import MCMC
 
 import ppl_bnn
+from ppl_bnn.inference import sgmcmc_transition
 from ppl_bnn.inference.batches import BATCHING
 
 N = 90
@@ -126,6 +127,45 @@ def test_rows_that_cannot_be_read_stop_the_chains_and_lose_nothing():
     assert (failed_at > 5).all() and (failed_at < 60).all()
     assert np.isfinite(w).all() and np.ptp(w[:, :5], axis=1).min() > 0
     np.testing.assert_array_equal(w[:, -1], w[:, -2])
+
+
+@pytest.mark.parametrize("numbers", [2**18, 30], ids=["one block", "three blocks"])
+def test_an_epoch_reads_every_row_once(numbers, monkeypatch):
+    """Nine batches of ten rows; their numbers are drawn at once, or for three at a time."""
+    monkeypatch.setattr(sgmcmc_transition, "MOST_NUMBERS", numbers)
+    read = []
+
+    def fetch(index):
+        read.append(index)
+        return X[index], Y[index]
+
+    kernel = ppl_bnn.SGLD(
+        model,
+        step_size=1e-4,
+        batch_size=10,
+        batching="epochs",
+        steps_per_draw=9,
+        warm_start=0,
+        batches=ppl_bnn.RowSource(fetch, N),
+    )
+    state = kernel.init(jax.random.key(0), 0, None, (), {})
+    read.clear()
+    for _ in range(2):
+        state = kernel.sample(state, (), {})
+    jax.block_until_ready(state.z)
+    epochs = np.concatenate(read).reshape(2, N)
+    np.testing.assert_array_equal(np.sort(epochs), [np.arange(N)] * 2)
+    assert np.any(epochs[0] != epochs[1])
+
+
+def test_integers_that_jax_would_cut_stop_the_chains():
+    x = np.zeros((N, 3), np.int64)
+    x[-1] = 2**40
+    mcmc = make(batches=(x, Y), warm_start=0, num_warmup=0, batch_size=80)
+    with pytest.warns(RuntimeWarning) as caught:
+        draws(mcmc)
+        jax.effects_barrier()
+    assert any("JAX would cut them to 32 bits" in str(warning.message) for warning in caught)
 
 
 def with_mean_of_rows(x, y=None):

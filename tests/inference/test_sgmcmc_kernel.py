@@ -13,6 +13,7 @@ from numpyro.infer import MCMC
 import ppl_bnn
 from ppl_bnn import schedules
 from ppl_bnn.draws import as_draws
+from ppl_bnn.inference import sgmcmc_transition
 
 RNG = np.random.default_rng(0)
 N = 200
@@ -153,7 +154,10 @@ def test_exploration_makes_no_noise_and_is_not_kept():
 
 
 @pytest.mark.slow
-def test_step_sizes_are_counted_through_warmup_and_steps_of_a_draw():
+@pytest.mark.parametrize("numbers", [2**18, 20], ids=["one block", "five blocks"])
+def test_step_sizes_are_counted_through_warmup_and_steps_of_a_draw(numbers, monkeypatch):
+    """Random numbers are drawn for some steps at once, here for all five, or for one."""
+    monkeypatch.setattr(sgmcmc_transition, "MOST_NUMBERS", numbers)
     mcmc = make("SGLD", 3, 4, step_size=lambda t: STEP / (1.0 + t), steps_per_draw=5)
     step_sizes = run(mcmc).get_extra_fields(group_by_chain=True)["step_size"][0]
     np.testing.assert_allclose(step_sizes, STEP / (1 + np.array([19, 24, 29, 34])), rtol=1e-5)
@@ -241,6 +245,38 @@ def test_a_step_beyond_the_limit_of_stability_is_named(preconditioner):
         start(2.3 / (largest * scale))
     (limit,) = re.findall(r"curvature\) = (\S+),", str(caught[0].message))
     assert float(limit) == pytest.approx(2 / (largest * scale), rel=0.15)
+
+
+def two_sites(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, PRIOR).expand([3]).to_event(1))
+    b = numpyro.sample("b", dist.Normal(0, PRIOR))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w + b, NOISE), obs=y)
+
+
+@pytest.mark.parametrize(
+    ("name", "by_site", "for_all"),
+    [
+        ("SGHMC", {"noise_estimate": {"w": 9.0, "b": 9.0}}, {"noise_estimate": 9.0}),
+        ("SGLD", {"preconditioner": {"w": 1.0, "b": 1.0}}, {}),
+    ],
+)
+def test_options_by_site_are_those_for_all_if_they_are_equal(name, by_site, for_all):
+    def last(**options):
+        mcmc = run(make(name, 2, 5, model=two_sites, warm_start=0, **options))
+        return jax.tree.leaves(jax.device_get(mcmc.last_state.z))
+
+    jax.tree.map(np.testing.assert_array_equal, last(**by_site), last(**for_all))
+    other = jax.tree.map(lambda value: 1.1 * value, by_site)
+    assert all(np.all(a != b) for a, b in zip(last(**other), last(**for_all), strict=True))
+
+
+def test_noise_estimates_of_other_sites():
+    mcmc = make("SGLD", model=two_sites, noise_estimate={"w": 1.0}, warm_start=0)
+    with pytest.raises(
+        ValueError, match=r"given for the sites \['w'\]; the position has \['b', 'w'\]"
+    ):
+        run(mcmc)
 
 
 BAD = {
