@@ -62,7 +62,7 @@ CASES = {
     "GRU": Case(lambda: clinical("gru"), ("physionet", 64), 0.06),
     "CNNLSTM": Case(CNNLSTM, ("imdb", 500), 0.015, 63),
     "ResNet20FRN": Case(ResNet20FRN, ("cifar10", 500), 0.005, 63, kinks=True),
-    "ResNet20FRN, smooth": Case(ResNet20FRN, ("cifar10", 16), 0.02, far=True),
+    "ResNet20FRN, smooth": Case(ResNet20FRN, ("cifar10", 500), 0.005, 63, far=True),
 }
 
 
@@ -124,8 +124,9 @@ def test_samples_sharded_and_in_chunks(name, request):
     assert np.mean([s.accept_prob for s in states[2:]]) > 0.5
     for site, draws in states[-1].z.items():
         assert np.isfinite(draws).all(), site
-        assert np.all(draws[0] != draws[1]), site
-        assert np.all(draws != state.z[site]), site
+        # an element that moves by less than float32 resolves is no fault; one in ten would be
+        assert np.mean(draws[0] != draws[1]) > 0.9, site
+        assert np.mean(draws != state.z[site]) > 0.9, site
 
 
 @study
