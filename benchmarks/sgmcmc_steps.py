@@ -5,9 +5,11 @@ call; each step draws its own rows, independently, and takes one gradient (Black
 rows for ten steps, as it is made). BlackJAX gets the log
 prior and the log likelihood of a row written by hand in a few lines of jax.numpy, and a loop that
 draws rows and calls its `step`. The bare loop draws rows and goes down the gradient of the kernel's
-own minibatch estimate, with no noise and no statistics.
+own minibatch estimate, with no noise and no statistics; the noisy loop adds one standard normal for
+each parameter, as every one of the kernels must.
 
-The last lines say what NumPyro's `MCMC` adds around the same steps, with its progress bar on.
+The last lines say what NumPyro's `MCMC` adds around the same steps, with its progress bar on; with
+the bar off it compiles again in every run, which is in the figure.
 
     python benchmarks/sgmcmc_steps.py [--quick] [--rounds 15]
 """
@@ -29,9 +31,10 @@ from numpyro.infer import MCMC
 import ppl_bnn
 from ppl_bnn import models, priors
 from ppl_bnn.inference.estimators import plain
+from ppl_bnn.inference.tree_math import normal_like
 
 NOISE, FRICTION = 0.3, 10.0
-STEP_SIZE = 1e-6  # small, so that every chain stays finite
+STEP_SIZE = 1e-9  # small, so that every chain stays finite
 KERNELS = {
     "SGLD": (ppl_bnn.SGLD, {}),
     "SGHMC": (ppl_bnn.SGHMC, {"friction": FRICTION}),
@@ -63,7 +66,10 @@ def compare(case: Case, num_rounds: int) -> None:
         f"\nN = {len(x):,}, hidden layers {case.hidden_sizes}, batches of {case.batch_size}, "
         f"{case.num_chains} chain(s)"
     )
-    print("kernel   steps/s    ÷ BlackJAX (quartiles)     ÷ bare loop (quartiles)")
+    print(
+        "kernel   steps/s    ÷ BlackJAX (quartiles)     ÷ bare loop (quartiles)     "
+        "÷ noisy loop (quartiles)"
+    )
     for name in KERNELS:
         calls = contenders(name, case, x, y)
         seconds = time_in_turns(calls, num_rounds)
@@ -72,6 +78,7 @@ def compare(case: Case, num_rounds: int) -> None:
             f"{name:6} {case.num_steps * case.num_chains / np.median(ours):9,.0f}"
             f"    {ratio(seconds['blackjax'], ours, AGAINST_BLACKJAX)}"
             f"    {ratio(seconds['bare'], ours, AGAINST_BARE)}"
+            f"    {ratio(seconds['noisy'], ours, AGAINST_BARE)}"
         )
 
 
@@ -119,17 +126,23 @@ def contenders(name: str, case: Case, x: np.ndarray, y: np.ndarray) -> dict[str,
 
     target = kernel._target_for((x, y), {})
 
-    def bare_run(key: jax.Array, position: Any) -> Any:
+    def bare_run(key: jax.Array, position: Any, noise_scale: float = 0.0) -> Any:
         density = kernel._density(target, target.data.read())
 
         def body(_, carry):
             key, position, total = carry
-            key, key_rows = jax.random.split(key)
+            key, key_rows, key_noise = jax.random.split(key, 3)
             value, slope = plain(density.log_density, density.take(rows(key_rows)), 1.0)(position)
             moved = jax.tree.map(lambda z, g: z - STEP_SIZE * g, position, slope)
+            if noise_scale:
+                noise = normal_like(key_noise, position)
+                moved = jax.tree.map(lambda z, n: z + noise_scale * n, moved, noise)
             return key, moved, total + value
 
         return jax.lax.fori_loop(0, case.num_steps, body, (key, position, jnp.zeros(())))
+
+    def noisy_run(key: jax.Array, position: Any) -> Any:
+        return bare_run(key, position, (2 * STEP_SIZE) ** 0.5)
 
     initial = (
         over_chains(lambda z, k: algorithm.init(z, k))(position, key)
@@ -140,6 +153,7 @@ def contenders(name: str, case: Case, x: np.ndarray, y: np.ndarray) -> dict[str,
         "ppl_bnn": compiled(lambda s: kernel.sample(s, (x, y), {}), state),
         "blackjax": compiled(over_chains(blackjax_run), key, initial),
         "bare": compiled(over_chains(bare_run), key, position),
+        "noisy": compiled(over_chains(noisy_run), key, position),
     }
 
 
@@ -175,7 +189,7 @@ def report_mcmc(case: Case) -> None:
     model = models.regression(net, priors.fan_in_normal(), noise=NOISE)
     num_steps = 20_000
     print(f"\nSGLD under MCMC, one chain, {num_steps:,} steps; microseconds a step")
-    print("steps_per_draw   progress bar   no bar   one compiled call")
+    print("steps_per_draw   progress bar   no bar, and compiling   one compiled call")
     for steps_per_draw in (1, 10, 100, 1000):
         kernel = ppl_bnn.SGLD(
             model,
@@ -209,7 +223,7 @@ def report_mcmc(case: Case) -> None:
         start = time.perf_counter()
         jax.block_until_ready(run(state))
         alone = 1e6 * (time.perf_counter() - start) / num_steps
-        print(f"{steps_per_draw:14}   {spent[0]:12.1f}   {spent[1]:6.1f}   {alone:17.1f}")
+        print(f"{steps_per_draw:14}   {spent[0]:12.1f}   {spent[1]:21.1f}   {alone:17.1f}")
 
 
 if __name__ == "__main__":

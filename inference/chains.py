@@ -30,6 +30,7 @@ class Chains:
 
     def __init__(self, batched: bool, mesh: Mesh | None):
         self.batched, self.mesh = batched, mesh
+        self.is_spread = batched and size(mesh, CHAINS) > 1
 
     def first(self, tree: Any) -> Any:
         """Values of the first chain; those that all share, where all share them."""
@@ -55,8 +56,7 @@ class Chains:
             return tree
         if self.mesh is None:
             return jax.tree.map(lambda x: jax.device_put(x, x.sharding), tree)
-        is_spread = self.batched and size(self.mesh, CHAINS) > 1
-        spec = PartitionSpec(CHAINS) if is_spread else PartitionSpec()
+        spec = PartitionSpec(CHAINS) if self.is_spread else PartitionSpec()
         return jax.device_put(tree, NamedSharding(self.mesh, spec))
 
     def map(self, function: Callable, in_axes: Any = 0) -> Callable:
@@ -64,10 +64,9 @@ class Chains:
         if not self.batched:
             return function
         mesh = self.mesh
-        if mesh is None or size(mesh, CHAINS) == 1:
+        if mesh is None or not self.is_spread:
             return jax.vmap(function, in_axes=in_axes)
         mapped = jax.vmap(function, in_axes=in_axes, spmd_axis_name=CHAINS)
-        axes = in_axes if isinstance(in_axes, tuple) else (in_axes,)
         spread = NamedSharding(mesh, PartitionSpec(CHAINS))
 
         def place(argument: Any, axis: int | None) -> Any:
@@ -75,7 +74,11 @@ class Chains:
                 return argument
             return jax.lax.with_sharding_constraint(argument, spread)
 
-        return lambda *args: mapped(*map(place, args, axes))
+        def of_spread(*args: Any) -> Any:
+            axes = in_axes if isinstance(in_axes, tuple) else (in_axes,) * len(args)
+            return mapped(*map(place, args, axes))
+
+        return of_spread
 
 
 def fit(new: jax.Array, old: jax.Array) -> jax.Array:

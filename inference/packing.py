@@ -1,4 +1,4 @@
-"""The sites of a position as one vector, which small steps handle faster than many arrays."""
+"""The sites of a small position as one vector, which steps handle faster than many arrays."""
 
 from __future__ import annotations
 
@@ -10,16 +10,17 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-Tree = dict[str, jax.Array]
+from ppl_bnn.inference.tree_math import Tree, normal_like
 
 ALL = "all sites"
+MOST_PACKED = 2**14  # elements; beyond, copying costs more than the calls it saves
 
 
 class Packing:
     """Turns every dictionary by site into a dictionary with a single vector, and back.
 
     Cores of algorithms work on dictionaries of arrays, whatever their names, so they run on either
-    form. Sites of different types stay as they are.
+    form. Sites of different types, and large ones, stay as they are.
 
     Parameters
     ----------
@@ -31,8 +32,10 @@ class Packing:
         self.names = sorted(shapes)
         self.shapes = {name: tuple(shapes[name].shape) for name in self.names}
         self.sizes = [prod(self.shapes[name]) for name in self.names]
-        self.dtype = shapes[self.names[0]].dtype
-        self.is_packed = all(shapes[name].dtype == self.dtype for name in self.names)
+        self.dtypes = {name: shapes[name].dtype for name in self.names}
+        self.size = sum(self.sizes)
+        is_alike = len(set(self.dtypes.values())) == 1
+        self.is_packed = is_alike and self.size <= MOST_PACKED
 
     def pack(self, tree: Any) -> Any:
         """The same tree with vectors in it; axes before those of a site stay in front."""
@@ -65,12 +68,12 @@ class Packing:
 
         return jax.tree.map(part, tree, is_leaf=is_vector) if self.is_packed else tree
 
-    def normals(self, rng_key: jax.Array, num: int) -> Tree | None:
-        """Standard normals for `num` packed positions; none where nothing is packed."""
-        if not self.is_packed:
-            return None
-        shape = (num, sum(self.sizes))
-        return {ALL: jax.random.normal(rng_key, shape, self.dtype)}
+    def normals(self, rng_key: jax.Array, num: int) -> Tree:
+        """Standard normals for `num` positions, packed if these are."""
+        shapes = {ALL: (self.size,)} if self.is_packed else self.shapes
+        dtypes = self.dtypes | {ALL: self.dtypes[self.names[0]]}
+        like = {n: jax.ShapeDtypeStruct((num, *shapes[n]), dtypes[n]) for n in shapes}
+        return normal_like(rng_key, like)
 
     def values(self, value: Any) -> Any:
         """Packs what a user gives for each site, of shapes that broadcast to the sites'."""

@@ -67,7 +67,7 @@ class Drawn(NamedTuple):
     key_step: jax.Array  # shape (steps,)
     key_other: jax.Array  # for batches besides those that steps move by, shape (steps,)
     rows: jax.Array  # their numbers, shape (steps, batch)
-    noise: dict[str, jax.Array] | None  # for the steps' own noise, shape (steps, parameters)
+    noise: dict[str, jax.Array]  # for the steps' own noise, in the form of `Packing`
 
 
 def transition(
@@ -95,7 +95,7 @@ def transition(
             Drawn(key_steps, key_other, index, packing.normals(key_noise, length)),
         )
 
-    def move(number, drawn, z, core, failed, anchor):
+    def move(number, drawn, z, core, anchor):
         temperature = settings.temperature_at(number)
 
         def estimate(batch: Batch):
@@ -120,19 +120,31 @@ def transition(
                 by_site=packing.values,
             ),
         )
+        is_well = jnp.isfinite(info.potential) & jnp.isfinite(info.gradient_norm)
+        return new.position, new._replace(position=None), is_well, info
+
+    def settle(number, is_well, new, old, failed):
+        """What a chain has after a step: what was new, or the old if this or an earlier failed."""
         failed_at, failed_site = failed
-        is_bad = ~(jnp.isfinite(info.potential) & jnp.isfinite(info.gradient_norm))
-        first_bad = is_bad & (failed_at < 0)
+        first_bad = ~is_well & (failed_at < 0)
         failed_at = jnp.where(first_bad, number, failed_at)
-        keep = failed_at < 0
-        failed_site = jnp.where(first_bad, packing.first_not_finite(new.position), failed_site)
-        z = jax.tree.map(lambda a, b: jnp.where(keep, a, b), new.position, z)
-        rest = jax.tree.map(
-            lambda a, b: jnp.where(keep, a, b),
-            new._replace(position=None),
-            core._replace(position=None),
+        failed_site = jnp.where(first_bad, packing.first_not_finite(new[0]), failed_site)
+        kept = jax.tree.map(lambda a, b: jnp.where(failed_at < 0, a, b), new, old)
+        return *kept, (failed_at, failed_site)
+
+    def settle_all(number, is_well, new, old, failed):
+        changed = chains.map(partial(settle, number))
+        if chains.is_spread:  # no device waits for another to say how it fares
+            return changed(is_well, new, old, failed)
+        return jax.lax.cond(
+            jnp.all(is_well & (failed[0] < 0)),
+            lambda _, new, __, failed: (*new, failed),
+            changed,
+            is_well,
+            new,
+            old,
+            failed,
         )
-        return z, rest, (failed_at, failed_site), info
 
     def refresh(z, anchor, number):
         if settings.refresh_interval is None:
@@ -150,9 +162,9 @@ def transition(
             number, drawn = at_step
             z, core, failed, anchor, total = carry
             anchor = refresh(z, anchor, number)
-            axes = (0, 0, 0, 0, None if anchor is None else 0)
-            moved = chains.map(partial(move, number), axes)(drawn, z, core, failed, anchor)
-            z, core, failed, info = moved
+            axes = (0, 0, 0, None if anchor is None else 0)
+            *new, is_well, info = chains.map(partial(move, number), axes)(drawn, z, core, anchor)
+            z, core, failed = settle_all(number, is_well, tuple(new), (z, core), failed)
             total = jax.tree.map(lambda a, b: a + b.astype(a.dtype), total, info)
             return (z, core, failed, anchor, total), None
 
@@ -197,7 +209,7 @@ def transition(
 
 def _block_length(settings: Settings, packing: Packing) -> int:
     """Steps of which to draw the random numbers at once: a divisor of all, for one loop."""
-    most = max(1, MOST_NUMBERS // max(settings.batch_size, sum(packing.sizes)))
+    most = max(1, MOST_NUMBERS // max(settings.batch_size, packing.size))
     num_steps = settings.steps_per_draw
     return next(k for k in range(min(num_steps, most), 0, -1) if num_steps % k == 0)
 

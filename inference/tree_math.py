@@ -33,8 +33,8 @@ def by_site(value: Any, like: Tree) -> dict[str, Any]:
     return dict(value)
 
 
-def normal_like(rng_key: jax.Array, like: Tree) -> Tree:
-    """Independent standard normals."""
+def normal_like(rng_key: jax.Array, like: Mapping[str, Any]) -> Tree:
+    """Independent standard normals, of the shapes and types of `like`."""
     # a single array gets the key itself: making one more costs as much as hundreds of numbers
     keys = jax.random.split(rng_key, len(like)) if len(like) > 1 else [rng_key]
     return {

@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ppl_bnn.inference import packing as packing_module
 from ppl_bnn.inference.estimators import Anchor
 from ppl_bnn.inference.packing import ALL, Packing
 
@@ -49,9 +50,17 @@ def test_the_first_site_that_is_not_finite():
             assert packing.first_not_finite(packing.pack(bad)) == number
 
 
-def test_sites_of_different_types_stay_as_they_are():
+def test_large_sites_and_those_of_different_types_stay_as_they_are(monkeypatch):
     mixed = POSITION | {"a": jnp.float16(7.0)}
-    packing = Packing(mixed)
-    assert packing.pack(mixed) is mixed and packing.unpack(mixed) is mixed
-    assert packing.normals(jax.random.key(0), 3) is None
-    assert Packing(POSITION).normals(jax.random.key(0), 3)[ALL].shape == (3, 9)
+    packed, of_types = Packing(POSITION), Packing(mixed)
+    monkeypatch.setattr(packing_module, "MOST_PACKED", 8)
+    large = Packing(POSITION)
+    for packing, position in ((of_types, mixed), (large, POSITION)):
+        assert packing.pack(position) is position and packing.unpack(position) is position
+        normals = packing.normals(jax.random.key(0), 1000)
+        for name, value in position.items():
+            assert normals[name].shape == (1000, *value.shape)
+            assert normals[name].dtype == value.dtype
+        together = np.concatenate([leaf.reshape(1000, -1) for leaf in normals.values()], axis=1)
+        np.testing.assert_allclose(np.cov(together.T), np.eye(9), atol=5 / 1000**0.5)
+    assert packed.normals(jax.random.key(0), 3)[ALL].shape == (3, 9)

@@ -1,6 +1,7 @@
 """What all stochastic-gradient kernels do as kernels of NumPyro's `MCMC`."""
 
 import re
+import warnings
 
 import jax
 import jax.numpy as jnp
@@ -119,10 +120,11 @@ def test_a_positive_site_is_tempered_without_its_jacobian():
 )
 def test_the_same_chain_on_one_device_and_on_four(name, batching):
     chains = []
-    for mesh in (None, ppl_bnn.mesh(data=4)):
+    for mesh in (None, ppl_bnn.mesh(data=4), ppl_bnn.mesh(data=2, chains=2)):
         mcmc = make(name, 0, 20, mesh=mesh, batch_size=10, batching=batching, warm_start=0)
         chains.append(np.asarray(run(mcmc).get_samples(group_by_chain=True)["w"]))
-    np.testing.assert_allclose(chains[0], chains[1], rtol=1e-4, atol=1e-5)
+    for spread in chains[1:]:
+        np.testing.assert_allclose(chains[0], spread, rtol=1e-4, atol=1e-5)
     assert np.ptp(chains[0][:, -1], axis=0).max() > 1e-3  # two chains
 
 
@@ -161,6 +163,25 @@ def test_step_sizes_are_counted_through_warmup_and_steps_of_a_draw(numbers, monk
     mcmc = make("SGLD", 3, 4, step_size=lambda t: STEP / (1.0 + t), steps_per_draw=5)
     step_sizes = run(mcmc).get_extra_fields(group_by_chain=True)["step_size"][0]
     np.testing.assert_allclose(step_sizes, STEP / (1 + np.array([19, 24, 29, 34])), rtol=1e-5)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mesh", [None, {"data": 1, "chains": 2}], ids=["together", "spread"])
+def test_a_chain_that_fails_leaves_the_others_alone(mesh):
+    mesh = None if mesh is None else ppl_bnn.mesh(**mesh)
+    draws, failed = [], []
+    for second in (0.0, 1e17):  # the square of its gradient overflows
+        position = {"w": jnp.stack([jnp.zeros(3), jnp.full(3, second)])}
+        mcmc = make("SGHMC", 0, 5, mesh=mesh, steps_per_draw=3)
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            mcmc.run(jax.random.key(0), X, Y, init_params=position)
+            jax.effects_barrier()
+        draws.append(np.asarray(mcmc.get_samples(group_by_chain=True)["w"]))
+        failed.append(np.asarray(mcmc.last_state.failed_at))
+    np.testing.assert_array_equal(failed, [[-1, -1], [-1, 0]])
+    np.testing.assert_array_equal(draws[0][0], draws[1][0])
+    np.testing.assert_array_equal(draws[1][1], np.float32(1e17))
 
 
 @pytest.mark.slow
