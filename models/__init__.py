@@ -12,6 +12,7 @@ from ppl_bnn.models.convolution import conv_general_dilated
 from ppl_bnn.models.lenet import LeNet
 from ppl_bnn.models.mlp import MLP
 from ppl_bnn.models.normalization import FilterResponseNorm, ThresholdedLinearUnit
+from ppl_bnn.models.rank1 import Rank1, Rank1Layers, rank1, rank1_layers
 from ppl_bnn.models.regression import count_regression, regression
 from ppl_bnn.models.resnet import ResNet18, ResNet20FRN, ResNet50
 from ppl_bnn.models.sequence import SequenceClassifier
@@ -24,6 +25,8 @@ __all__ = [
     "VGG16",
     "FilterResponseNorm",
     "LeNet",
+    "Rank1",
+    "Rank1Layers",
     "ResNet18",
     "ResNet20FRN",
     "ResNet50",
@@ -34,5 +37,7 @@ __all__ = [
     "classification",
     "conv_general_dilated",
     "count_regression",
+    "rank1",
+    "rank1_layers",
     "regression",
 ]

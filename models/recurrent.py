@@ -68,8 +68,8 @@ def last_state(
     jax.Array
         Shape (N, hidden_size); zeros for a sequence without any step.
     """
-    kernel = cell.dense_h.kernel[...]
-    zeros = jnp.zeros((x.shape[0], cell.hidden_features), jnp.result_type(x, kernel))
+    dtype = jnp.result_type(x, *jax.tree.leaves(nnx.state(cell, nnx.Param)))
+    zeros = jnp.zeros((x.shape[0], cell.hidden_features), dtype)
     start = (zeros, zeros) if isinstance(cell, nnx.OptimizedLSTMCell) else zeros
     is_step = None
     if mask is not None:
