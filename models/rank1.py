@@ -85,7 +85,7 @@ class Rank1(nnx.Module):
         self.r = nnx.Param(ends[0](layer.out_features, kernel.dtype))
         self.s = nnx.Param(ends[1](layer.in_features, kernel.dtype))
         self.window = nnx.data(None)
-        if perturbation == "additive" and isinstance(layer, nnx.Conv):
+        if perturbation == "additive" and isinstance(self.layer, nnx.Conv):
             self.window = _window(self.layer)
 
     def __call__(self, x: jax.Array, **kwargs: Any) -> jax.Array:
@@ -128,7 +128,7 @@ def _window(layer: nnx.Conv) -> nnx.Conv:
     window.in_features = window.out_features = 1
     kernel = layer.kernel[...]
     window.kernel_shape = (*kernel.shape[:-2], 1, 1)
-    window.kernel = Constant(jnp.ones(window.kernel_shape, kernel.dtype))
+    setattr(window, "kernel", Constant(jnp.ones(window.kernel_shape, kernel.dtype)))  # noqa: B010
     return window
 
 
@@ -185,10 +185,10 @@ def rank1(net: Any, *, perturbation: str = "multiplicative", clip: float | None 
     for _, parent in list(nnx.iter_modules(net)):
         for name, child in list(nnx.iter_children(parent)):
             if isinstance(child, Layer):
-                if isinstance(name, int):
+                if isinstance(parent, nnx.List) and isinstance(name, int):
                     parent[name] = convert(child)
                 else:
-                    setattr(parent, name, convert(child))
+                    setattr(parent, str(name), convert(child))
     if not made:
         raise ValueError(
             f"net ({type(net).__name__}) holds no flax.nnx.Linear and no flax.nnx.Conv, so there "
@@ -199,7 +199,8 @@ def rank1(net: Any, *, perturbation: str = "multiplicative", clip: float | None 
 
 def rank1_layers(net: nnx.Module) -> Rank1Layers:
     """Paths of the rank-1 layers of a network, and of what else holds parameters."""
-    perturbed, others, inside = [], [], set()
+    perturbed, others = [], []
+    inside: set[int] = set()
     for path, module in nnx.iter_modules(net):
         dotted = ".".join(map(str, path))
         if isinstance(module, Rank1):

@@ -43,7 +43,7 @@ class Case:
 
 CASES = {
     "logistic regression, pima": Case(250.0, 0.1, 32, {"SGLD-CV": 100, "SGHMC": 50, "SGNHT": 50}),
-    "MLP-10, concrete": Case(39_000.0, 0.4, 64, {"SGLD-CV": 2000, "SGHMC": 300, "SGNHT": 300}),
+    "MLP-10, concrete": Case(39_000.0, 0.4, 64, {"SGLD-CV": 8000, "SGHMC": 500, "SGNHT": 500}),
 }
 study = pytest.mark.skipif(
     "PPL_BNN_STUDIES" not in os.environ, reason="takes minutes; set PPL_BNN_STUDIES=1 to run it"

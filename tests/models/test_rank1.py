@@ -141,18 +141,20 @@ def test_number_of_parameters(make, expected):
     assert 8 * vectors / kernels == pytest.approx(overhead, abs=5e-5)
 
 
-def test_a_layer_that_is_used_twice_stays_one_layer():
+def test_layers_in_containers_and_a_layer_that_is_used_twice():
     class Tied(nnx.Module):
         def __init__(self):
             self.first = nnx.Linear(3, 3, rngs=nnx.Rngs(0))
-            self.blocks = nnx.List([self.first, nnx.Linear(3, 3, rngs=nnx.Rngs(1))])
+            last = nnx.Sequential(nnx.tanh, nnx.Linear(3, 3, rngs=nnx.Rngs(1)))
+            self.blocks = nnx.List([self.first, nnx.Dict(last=last)])
 
         def __call__(self, x):
-            return self.blocks[1](self.blocks[0](self.first(x)))
+            return self.blocks[1].last(self.blocks[0](self.first(x)))
 
     net, x = Tied(), normals(2, 3)
     converted = models.rank1(net)
     assert converted.first is converted.blocks[0]
+    assert len(models.rank1_layers(converted).rank1) == 2
     np.testing.assert_allclose(converted(x), net(x), rtol=1e-5, atol=1e-6)
 
 
