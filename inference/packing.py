@@ -86,11 +86,15 @@ class Packing:
         if not self.is_packed:
             finite = [jnp.all(jnp.isfinite(position[name])) for name in self.names]
             is_bad = ~jnp.stack(finite)
-            return jnp.where(jnp.any(is_bad), jnp.argmax(is_bad), -1)
+            return jnp.where(jnp.any(is_bad), jnp.argmax(is_bad), -1).astype(jnp.int32)
         is_bad = ~jnp.isfinite(position[ALL])
         ends = jnp.asarray(list(accumulate(self.sizes)))
         site = jnp.sum(ends <= jnp.argmax(is_bad))
-        return jnp.where(jnp.any(is_bad), site, -1)
+        return jnp.where(jnp.any(is_bad), site, -1).astype(jnp.int32)
+
+    def is_finite(self, position: Tree) -> jax.Array:
+        """Whether all values are finite, shape ()."""
+        return jnp.all(jnp.stack([jnp.all(jnp.isfinite(x)) for x in position.values()]))
 
     def _is_by_site(self, node: Any) -> bool:
         return isinstance(node, Mapping) and set(node) == set(self.names)

@@ -84,6 +84,7 @@ class ReplicaExchangeSGLD(SGMCMC):
     ... )
     """
 
+    core_state = State
     default_fields = (
         *SGMCMC.default_fields,
         "info.virial",
@@ -173,7 +174,8 @@ class ReplicaExchangeSGLD(SGMCMC):
         if self.swap_noise is None:
             weight = jnp.maximum(1 / (step.number + 1), SLOWEST)
             learnt = noise + weight * (info.difference_error**2 / 4 - noise)
-            noise = jnp.where(step.in_warmup, learnt, noise).astype(noise.dtype)
+            learns = step.in_warmup & jnp.isfinite(info.difference_error)
+            noise = jnp.where(learns, learnt, noise).astype(noise.dtype)
         state = State(
             position=jax.tree.map(lambda x: x[0], moved.position),
             others=jax.tree.map(lambda x: x[1:], moved.position),

@@ -8,17 +8,18 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from ppl_bnn.arguments import check_choice
+from ppl_bnn.arguments import check_choice, is_number
 from ppl_bnn.inference import sghmc
 from ppl_bnn.inference.preconditioner import Preconditioner
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import (
     Options,
+    check_learnt_preconditioner,
     check_noise_estimate,
     check_preconditioner,
     make_preconditioner,
 )
-from ppl_bnn.inference.sgmcmc_transition import Step
+from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step
 
 Tree = dict[str, jax.Array]
 
@@ -50,6 +51,7 @@ class SGHMC(SGMCMC):
     `ppl_bnn.schedules.cyclical`.
     """
 
+    core_state = sghmc.State
     default_fields = (*SGMCMC.default_fields, "info.virial", "info.kinetic_temperature")
 
     def __init__(
@@ -70,9 +72,11 @@ class SGHMC(SGMCMC):
                 "give one of `friction` and `momentum_decay`, got "
                 f"friction={friction!r} and momentum_decay={momentum_decay!r}."
             )
-        if friction is not None and not 0 < friction < np.inf:
+        if friction is not None and not (is_number(friction) and 0 < friction < np.inf):
             raise ValueError(f"`friction` must be positive and finite, got {friction!r}.")
-        if momentum_decay is not None and not 0 <= momentum_decay < 1:
+        if momentum_decay is not None and not (
+            is_number(momentum_decay) and 0 <= momentum_decay < 1
+        ):
             raise ValueError(f"`momentum_decay` must be in [0, 1), got {momentum_decay!r}.")
         check_choice("integrator", integrator, sghmc.INTEGRATORS)
         check_preconditioner(preconditioner, adapt_preconditioner)
@@ -83,6 +87,11 @@ class SGHMC(SGMCMC):
         self.preconditioner = preconditioner
         self.adapt_preconditioner = adapt_preconditioner
         self.noise_estimate = noise_estimate
+
+    def init(self, rng_key: jax.Array, num_warmup: int, *args: Any, **kwargs: Any) -> SGMCMCState:
+        """As all; refuses to go without the warm-up that a preconditioner learns in."""
+        check_learnt_preconditioner(self.preconditioner, self.adapt_preconditioner, num_warmup)
+        return super().init(rng_key, num_warmup, *args, **kwargs)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         return sghmc.init(
@@ -98,7 +107,7 @@ class SGHMC(SGMCMC):
             time = jax.numpy.sqrt(2 * step.step_size)
             is_exact = self.integrator == "baoab"
             rate = -np.log(max(self.momentum_decay, 1e-30)) if is_exact else 1 - self.momentum_decay
-            friction = rate / time
+            friction = rate / jax.numpy.where(time > 0, time, 1)  # a step of size 0 is none
         return sghmc.step(
             step.rng_key,
             core,

@@ -12,11 +12,12 @@ from ppl_bnn.inference.preconditioner import Preconditioner
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import (
     Options,
+    check_learnt_preconditioner,
     check_noise_estimate,
     check_preconditioner,
     make_preconditioner,
 )
-from ppl_bnn.inference.sgmcmc_transition import Step
+from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step
 
 Tree = dict[str, jax.Array]
 
@@ -39,9 +40,10 @@ class SGLD(SGMCMC):
     noise_estimate : float or dict, optional
         Variance of the gradient's noise, for each coordinate, to be taken off the injected noise.
     **options
-        ``step_size`` and ``batch_size``, which must be given, and the others that `SGMCMC`
-        describes: ``batching``, ``gradient``, ``refresh_interval``, ``temperature``,
-        ``steps_per_draw``, ``mesh``, ``chunk_size``, ``init_strategy``, ``warm_start``.
+        ``step_size`` and ``batch_size``, which must be given, and the others that
+        `ppl_bnn.SGMCMC` describes: ``batching``, ``gradient``, ``refresh_interval``,
+        ``temperature``, ``steps_per_draw``, ``mesh``, ``chunk_size``, ``batches``,
+        ``init_strategy``, ``warm_start``.
 
     Notes
     -----
@@ -54,6 +56,7 @@ class SGLD(SGMCMC):
     >>> mcmc = MCMC(kernel, num_warmup=50, num_samples=500)  # doctest: +SKIP
     """
 
+    core_state = sgld.State
     default_fields = (*SGMCMC.default_fields, "info.virial")
 
     def __init__(
@@ -78,6 +81,11 @@ class SGLD(SGMCMC):
         self.adapt_preconditioner = adapt_preconditioner
         self.curvature_correction = curvature_correction
         self.noise_estimate = noise_estimate
+
+    def init(self, rng_key: jax.Array, num_warmup: int, *args: Any, **kwargs: Any) -> SGMCMCState:
+        """As all; refuses to go without the warm-up that a preconditioner learns in."""
+        check_learnt_preconditioner(self.preconditioner, self.adapt_preconditioner, num_warmup)
+        return super().init(rng_key, num_warmup, *args, **kwargs)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         return sgld.init(position, make_preconditioner(self.preconditioner))

@@ -8,6 +8,7 @@ from typing import Any, Unpack
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from numpyro.util import is_prng_key
 
 from ppl_bnn.batch_density import BatchDensity, batch_density
@@ -25,9 +26,14 @@ from ppl_bnn.inference.sgmcmc_start import (
     warm_start,
     warn_unstable,
 )
-from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step, transition
+from ppl_bnn.inference.sgmcmc_transition import (
+    SGMCMCState,
+    Step,
+    check_continued,
+    transition,
+)
 from ppl_bnn.mesh import CHAINS, size
-from ppl_bnn.row_source import as_source
+from ppl_bnn.row_source import as_source, refuse_row_statistics
 from ppl_bnn.rows import concretely
 from ppl_bnn.target import Target
 
@@ -87,11 +93,16 @@ class SGMCMC(ModelKernel):
         "failed_at",
     )
 
+    core_state: type  # of the algorithm
     preconditioner: Any = "identity"
 
     def __init__(self, model: Callable, **options: Unpack[Options]):
         super().__init__(model)
-        self.settings = Settings(**options)
+        try:
+            self.settings = Settings(**options)
+        except TypeError as error:  # an option that is missing or that no kernel has
+            own = str(error).replace("Settings.__init__()", type(self).__name__)
+            raise TypeError(own) from None
         batches = self.settings.batches
         self.source = None if batches is None else as_source(batches)
         self._first_rows: tuple[tuple, dict] = (), {}
@@ -123,12 +134,9 @@ class SGMCMC(ModelKernel):
                 "is nothing to draw minibatches of: use `ppl_bnn.HMC`."
             )
         if self.source is not None:
-            if target.rows.deterministic:
-                raise ValueError(
-                    f"the deterministic sites {sorted(target.rows.deterministic)} have an entry "
-                    "for each row, and with `batches` a draw never sees all rows: leave them out."
-                )
+            refuse_row_statistics(self._model, self.source)
             target.rows = target.rows._replace(num_rows=self.source.num_rows)
+            target.fingerprint ^= jnp.uint32(self.source.num_rows % 2**32)
         if settings.batch_size > target.rows.num_rows:
             raise ValueError(
                 f"`batch_size` is {settings.batch_size}, but the model was given "
@@ -177,6 +185,39 @@ class SGMCMC(ModelKernel):
         RuntimeWarning
             If the first step size is beyond the limit of stability at the start.
         """
+        state, curvature = self._start(rng_key, init_params, model_args, model_kwargs)
+        if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
+            warn_unstable(state.step_size, curvature)
+        return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup))
+
+    def stability_limit(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> float:
+        """The step size beyond which a chain would leave where it starts, after its `warm_start`.
+
+        It is 2 over the largest curvature of the potential there, measured on a minibatch by power
+        iteration. Draws want a tenth of it or less.
+
+        Parameters
+        ----------
+        rng_key : jax.Array
+            Random number generator key.
+        *args, **kwargs
+            What the model is called with, as `MCMC.run` takes it.
+
+        Raises
+        ------
+        ValueError
+            If the preconditioner is one that is learnt during warm-up, and as in `init`.
+        """
+        if isinstance(self.preconditioner, str) and self.preconditioner != "identity":
+            raise ValueError(
+                f"`preconditioner` is {self.preconditioner!r}, which is learnt during warm-up: "
+                "before that there is no limit to be measured."
+            )
+        _, curvature = self._start(rng_key, None, args, kwargs)
+        return 2 / float(np.max(curvature))
+
+    def _start(self, rng_key, init_params, model_args, model_kwargs):
+        """State of chains that is checked and tied to its devices, and the curvature there."""
         target = self._target_for(model_args, model_kwargs)
         settings = self.settings
         chains = Chains(not is_prng_key(rng_key), settings.mesh)
@@ -193,18 +234,16 @@ class SGMCMC(ModelKernel):
         if key not in target.starts:
             with concretely():
                 scales = step_scales(target) if init_params is None else None
-            begin = partial(self._begin, target, num_warmup, scales)
+            begin = partial(self._begin, target, scales)
             mapped = chains.map(begin, (0, 0 if init_params is not None else None, None))
             target.starts[key] = jax.jit(mapped)
         arrays = target.data.read()
         state, curvature = target.starts[key](rng_key, init_params, arrays)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
             check_start(target, chains.stacked(state.z), arrays)
-            warn_unstable(state.step_size, curvature)
-        num_warmup_field = jnp.full_like(state.num_warmup, num_warmup)
-        return chains.commit(state._replace(num_warmup=num_warmup_field))
+        return chains.commit(state), curvature
 
-    def _begin(self, target, num_warmup, scales, rng_key, position, arrays):
+    def _begin(self, target, scales, rng_key, position, arrays):
         """State of one chain, at `position` if it is given, and the largest curvature there."""
         settings, density = self.settings, self._density(target, arrays)
         keys = jax.random.split(rng_key, 6)
@@ -256,7 +295,7 @@ class SGMCMC(ModelKernel):
             is_kept=jnp.asarray(True),
             failed_at=jnp.int32(-1),
             failed_site=jnp.int32(-1),
-            num_warmup=jnp.int32(num_warmup),
+            num_warmup=jnp.int32(0),
             data=target.fingerprint,
             rng_key=rng_key,
         )
@@ -266,6 +305,12 @@ class SGMCMC(ModelKernel):
         self, state: SGMCMCState, model_args: tuple, model_kwargs: dict | None
     ) -> SGMCMCState:
         """One transition, `steps_per_draw` steps, of a chain or of all vectorised chains."""
+        if type(state.core) is not self.core_state:
+            raise TypeError(
+                f"the state comes from another kernel, with a core of type {type(state.core)!r}; "
+                f"{type(self).__name__} continues only its own."
+            )
+        check_continued(state, self.settings)
         target = self._target_for(model_args, model_kwargs)
         arrays = target.data.read()
         chains = Chains(jnp.ndim(state.i) == 1, self.settings.mesh)

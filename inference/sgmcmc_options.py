@@ -9,7 +9,7 @@ import jax
 import numpy as np
 from jax.sharding import Mesh
 
-from ppl_bnn.arguments import check_choice
+from ppl_bnn.arguments import check_choice, is_number
 from ppl_bnn.inference.preconditioner import Preconditioner, adam, diagonal, identity, rmsprop
 from ppl_bnn.inference.sgmcmc_settings import Schedule
 
@@ -56,7 +56,22 @@ def check_preconditioner(preconditioner: Any, adapt: str) -> None:
 
 
 def check_noise_estimate(value: Any) -> None:
-    """Refuse negative variances."""
-    for leaf in jax.tree.leaves(value):
-        if not np.all(np.asarray(leaf) >= 0):
-            raise ValueError(f"`noise_estimate` is a variance, not negative; got {value!r}.")
+    """Refuse what is neither a variance nor a dictionary of them by site."""
+    leaves = list(value.values()) if isinstance(value, Mapping) else [value]
+    for leaf in leaves if value is not None else []:
+        is_array = isinstance(value, Mapping) and isinstance(leaf, np.ndarray | jax.Array)
+        if not (is_number(leaf) or is_array) or not np.all(np.asarray(leaf) >= 0):
+            raise ValueError(
+                "`noise_estimate` is a variance, not negative, or a dictionary of variances by "
+                f"site; got {value!r}."
+            )
+
+
+def check_learnt_preconditioner(preconditioner: Any, adapt: str, num_warmup: int) -> None:
+    """Refuse to freeze what has learnt nothing."""
+    learns = isinstance(preconditioner, str) and preconditioner != "identity"
+    if learns and adapt == "warmup" and num_warmup == 0:
+        raise ValueError(
+            f"`preconditioner` is {preconditioner!r}, which learns during warm-up, and "
+            '`num_warmup` is 0: give `num_warmup`, or adapt_preconditioner="always".'
+        )

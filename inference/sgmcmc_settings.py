@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import jax
+import numpy as np
 from jax.sharding import Mesh
 
 from ppl_bnn.arguments import check_choice, check_integer, is_number
@@ -87,6 +88,12 @@ def at(schedule: float | Schedule, step: jax.Array | int) -> jax.Array:
 def check_schedule(name: str, value: Any, *, allow_zero: bool = False) -> None:
     """Refuse what is neither a schedule nor a positive number."""
     if callable(value):
+        first = value(0)
+        if np.shape(first) != () or np.asarray(first).dtype.kind not in "fiu":
+            raise ValueError(
+                f"`{name}` is a schedule, which must give one number for each step; for step 0 it "
+                f"gave {first!r}."
+            )
         return
     is_finite = is_number(value) and math.isfinite(value)
     if not is_finite or value < 0 or (value == 0 and not allow_zero):

@@ -83,6 +83,8 @@ def transition(
     packing = Packing(jax.eval_shape(chains.first, state.z))
     log_density, all_rows = _packed(density, packing)
     draw = partial(batches.draw, num_rows=target.rows.num_rows, batch_size=settings.batch_size)
+    # as noisy as the batches of the steps
+    alone = "iid" if settings.batching == "iid" else "without_replacement"
     i, num_warmup = chains.first((state.i, state.num_warmup))
 
     def draw_steps(length, rng_key, place):
@@ -104,7 +106,7 @@ def transition(
             return against_anchor(log_density, batch, temperature, anchor)
 
         def other_batch() -> Batch:  # takes nothing out of the epoch
-            return density.take(draw(drawn.key_other, None, batching="iid")[0][0])
+            return density.take(draw(drawn.key_other, None, batching=alone)[0][0])
 
         new, info = core_step(
             core._replace(position=z),
@@ -120,14 +122,16 @@ def transition(
                 by_site=packing.values,
             ),
         )
+        # a NaN in a step size or temperature shows in the position alone
         is_well = jnp.isfinite(info.potential) & jnp.isfinite(info.gradient_norm)
+        is_well &= packing.is_finite(new.position)
         return new.position, new._replace(position=None), is_well, info
 
     def settle(number, is_well, new, old, failed):
         """What a chain has after a step: what was new, or the old if this or an earlier failed."""
         failed_at, failed_site = failed
         first_bad = ~is_well & (failed_at < 0)
-        failed_at = jnp.where(first_bad, number, failed_at)
+        failed_at = jnp.where(first_bad, number, failed_at).astype(failed_at.dtype)
         failed_site = jnp.where(first_bad, packing.first_not_finite(new[0]), failed_site)
         kept = jax.tree.map(lambda a, b: jnp.where(failed_at < 0, a, b), new, old)
         return *kept, (failed_at, failed_site)
@@ -205,6 +209,29 @@ def transition(
         failed_site=failed[1],
         rng_key=rng_key,
     )
+
+
+def check_continued(state: SGMCMCState, settings: Settings) -> None:
+    """Refuse a state that these settings cannot go on from.
+
+    Raises
+    ------
+    ValueError
+        If it has an anchor and `gradient` needs none, or none where one is needed, or is of
+        another number of chains than there are keys.
+    """
+    had, needs = state.anchor is not None, settings.gradient != "plain"
+    if had != needs:
+        raise ValueError(
+            f"`gradient` is {settings.gradient!r}, but the state comes from a run "
+            f"{'with' if had else 'without'} an anchor for control variates: continue with the "
+            "`gradient` that it began with."
+        )
+    if jnp.shape(state.i) != state.rng_key.shape[: jnp.ndim(state.i)]:
+        raise ValueError(
+            f"the state has {len(state.i)} chains and there are {len(state.rng_key)} keys: "
+            "continue with as many chains."
+        )
 
 
 def _block_length(settings: Settings, packing: Packing) -> int:

@@ -8,7 +8,7 @@ from typing import Any, Unpack
 import jax
 import numpy as np
 
-from ppl_bnn.arguments import check_choice
+from ppl_bnn.arguments import check_choice, is_number
 from ppl_bnn.inference import sgnht
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import Options
@@ -41,6 +41,7 @@ class SGNHT(SGMCMC):
     The step of Ding et al. and of Leimkuhler & Shang (2016) is ``sqrt(2 h)``.
     """
 
+    core_state = sgnht.State
     default_fields = (
         *SGMCMC.default_fields,
         "info.virial",
@@ -60,7 +61,7 @@ class SGNHT(SGMCMC):
     ):
         super().__init__(model, **options)
         for name, value in (("diffusion", diffusion), ("thermal_mass", thermal_mass)):
-            if not 0 < value < np.inf:
+            if not (is_number(value) and 0 < value < np.inf):
                 raise ValueError(f"`{name}` must be positive and finite, got {value!r}.")
         check_choice("thermostat", thermostat, sgnht.THERMOSTATS)
         check_choice("integrator", integrator, sgnht.INTEGRATORS)

@@ -87,7 +87,7 @@ def _of_source(
         position: Position, batch: Fetched, temperature: jax.Array | float
     ) -> jax.Array:
         value = from_rows(position, batch.leaves, temperature)
-        return value + jnp.where(batch.is_read, 0.0, jnp.nan)
+        return value * jnp.where(batch.is_read, 1.0, jnp.nan)  # and so is the gradient
 
     return log_density
 

@@ -77,10 +77,17 @@ def diagnose(
         bfmi=_bfmi(stats["energy"]) if "energy" in stats else None,
         acceptance=stats["accept_prob"].mean(axis=1) if "accept_prob" in stats else None,
         failed_at=failed_at,
-        num_without_metropolis=(
-            int((~stats["metropolis"]).sum()) if "metropolis" in stats else None
-        ),
+        num_without_metropolis=_num_without_metropolis(stats),
+        uses_batches="is_kept" in stats,
+        swap_rate=(stats["info.swap_rate"].mean(axis=1) if "info.swap_rate" in stats else None),
     )
+
+
+def _num_without_metropolis(stats: dict[str, np.ndarray]) -> int | None:
+    """All draws of stochastic-gradient kernels, which no such test ever sees."""
+    if "is_kept" in stats:
+        return stats["is_kept"].size
+    return int((~stats["metropolis"]).sum()) if "metropolis" in stats else None
 
 
 def _thinned(x: Any, max_points: int) -> tuple[Any, np.ndarray]:

@@ -13,6 +13,7 @@ from ppl_bnn.rhat import RHat
 LOW_BFMI = 0.3
 ESS_PER_CHAIN = 100
 LOW_ACCEPTANCE = 0.5
+LOW_SWAP_RATE = 0.001
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +40,13 @@ class Diagnosis:
     acceptance
         Mean acceptance probability of each chain.
     failed_at
-        Transition at which each chain's kernel froze, -1 if it did not.
+        Transition (with minibatches: step) at which each chain's kernel froze, -1 if it did not.
     num_without_metropolis
         Number of draws that passed no Metropolis test.
+    uses_batches
+        Whether the kernel went by gradients of minibatches.
+    swap_rate
+        Share of its steps in which each chain's replicas swapped, on average over pairs.
     """
 
     rhat: RHat | None
@@ -57,6 +62,8 @@ class Diagnosis:
     acceptance: np.ndarray | None
     failed_at: np.ndarray | None
     num_without_metropolis: int | None
+    uses_batches: bool = False
+    swap_rate: np.ndarray | None = None
 
     @property
     def rhat_of_agreeing_chains(self) -> float:
@@ -86,10 +93,10 @@ class Diagnosis:
         """The judgement on convergence, in a sentence."""
         if self.rhat is None:
             return f"Cannot be judged: {self.num_draws} draws a chain are too few."
-        if self.rhat.num_nonfinite:
-            return f"Not usable: {self.rhat.num_nonfinite} predictions are NaN or infinite."
         if self.stuck_chains:
             return f"Not usable: chains {self.stuck_chains} are stuck and do not sample."
+        if self.rhat.num_nonfinite:
+            return f"Not usable: {self.rhat.num_nonfinite} predictions are NaN or infinite."
         if not self.rhat.values.size:
             return "Cannot be judged: every prediction is the same in all draws."
         if self.num_chains == 1:
@@ -149,19 +156,27 @@ def _sampler_lines(d: Diagnosis) -> list[str]:
         parts.append(f"mean acceptance {_each(d.acceptance)}")
     if d.bfmi is not None:
         parts.append(f"E-BFMI {_each(d.bfmi)}")
+    if d.swap_rate is not None:
+        parts.append(f"replicas swapped in a share of steps of {_each(d.swap_rate)}")
     lines = [f"Sampler, by chain: {'; '.join(parts)}"] if parts else []
     missing = [
         name for name, value in (("accept_prob", d.acceptance), ("energy", d.bfmi)) if value is None
     ]
-    if missing:
+    if missing and not d.uses_batches:
         lines.append(f"Not recorded: {', '.join(missing)}; give them to `run` as extra_fields")
     if d.failed_at is not None and (d.failed_at >= 0).any():
         frozen = {i: int(at) for i, at in enumerate(d.failed_at) if at >= 0}
-        lines.append(f"The kernel froze (chain: transition): {frozen}")
+        unit = "step" if d.uses_batches else "transition"
+        lines.append(f"The kernel froze (chain: {unit}): {frozen}")
     if d.num_without_metropolis:
+        cause = (
+            "size of the steps and the gradient's noise bias"
+            if d.uses_batches
+            else ("integrator's error biases")
+        )
         lines.append(
-            f"{d.num_without_metropolis} draws passed no Metropolis test: the integrator's error "
-            "biases them, whatever R-hat says"
+            f"{d.num_without_metropolis} draws passed no Metropolis test: the {cause} them, "
+            "whatever R-hat says"
         )
     return lines
 
@@ -172,7 +187,7 @@ def _each(values: np.ndarray) -> str:
 
 def _advice(d: Diagnosis) -> list[str]:
     advice = []
-    if d.rhat is not None and d.rhat.num_nonfinite:
+    if d.rhat is not None and d.rhat.num_nonfinite and not d.stuck_chains:
         advice.append("look for overflow in the model, such as exp() of a network's output")
     if d.stuck_chains:
         advice.append("smaller steps (`step_size`), or starts of higher density (`init_strategy`)")
@@ -187,11 +202,19 @@ def _advice(d: Diagnosis) -> list[str]:
         )
     if d.num_chains == 1:
         advice.append("at least 4 chains from different starts")
-    if d.rhat is not None and d.rhat.values.size and d.has_few_draws:
+    if d.rhat is not None and d.rhat.values.size and d.has_few_draws and not d.stuck_chains:
         factor = ESS_PER_CHAIN * d.num_chains / np.median(d.ess_bulk)
         advice.append(f"about {factor:.1f} times as many draws, for {ESS_PER_CHAIN} ESS a chain")
     if d.rhat is not None and d.rhat.values.size and d.rhat.max >= 1.1:
-        advice.append("a longer warm-up, and longer trajectories if draws follow each other slowly")
-    if d.num_without_metropolis:
+        further = "more `steps_per_draw`" if d.uses_batches else "longer trajectories"
+        advice.append(f"a longer warm-up, and {further} if draws follow each other slowly")
+    if d.swap_rate is not None and (d.swap_rate < LOW_SWAP_RATE).any():
+        advice.append(
+            'larger batches, `gradient="control_variates"`, or `temperatures` nearer to each '
+            "other: replicas that hardly swap are of no use"
+        )
+    if d.num_without_metropolis and d.uses_batches:
+        advice.append("a run at half the `step_size`: predictions that differ were biased")
+    elif d.num_without_metropolis:
         advice.append("`metropolis=True`, unless the bias is what is studied")
     return advice

@@ -10,8 +10,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
+from numpyro import handlers
 
 from ppl_bnn.checks import refuse_cut_integers
+
+ROWS_COMPARED = 16
 
 
 class Fetched(NamedTuple):
@@ -137,6 +140,41 @@ def _row_shape(leaf: np.ndarray) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(leaf.shape[1:], jax.dtypes.canonicalize_dtype(leaf.dtype))
 
 
+def refuse_row_statistics(model: Callable, source: RowSource) -> None:
+    """Refuse deterministic sites that depend on the rows, of which a draw never sees all.
+
+    Raises
+    ------
+    ValueError
+        Names those that differ between the first rows and half as many.
+    """
+    found = []
+    for num_rows in (ROWS_COMPARED, ROWS_COMPARED // 2):
+        args, kwargs = source.arguments(num_rows)
+        trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args, **kwargs)
+        found.append({n: s["value"] for n, s in trace.items() if s["type"] == "deterministic"})
+    names = [
+        name
+        for name, value in found[0].items()
+        if name not in found[1] or not np.array_equal(value, found[1][name], equal_nan=True)
+    ]
+    if names:
+        raise ValueError(
+            f"the deterministic sites {sorted(names)} depend on the rows, and with `batches` a "
+            "draw never sees all rows: leave them out."
+        )
+
+
+def _kinds(batches: Any) -> str:
+    """What `batches` is, and what is in it."""
+    name = type(batches).__name__
+    if isinstance(batches, Mapping):
+        return f"{name} of " + ", ".join(f"{k}: {type(v).__name__}" for k, v in batches.items())
+    if isinstance(batches, tuple | list):
+        return f"{name} of ({', '.join(type(value).__name__ for value in batches)})"
+    return name
+
+
 def as_source(batches: Any) -> RowSource:
     """Rows of arrays on the host, by position or by name, or a source as it is.
 
@@ -160,8 +198,8 @@ def as_source(batches: Any) -> RowSource:
         raise ValueError(
             "`batches` must be the model's arguments, as a tuple of arrays or as a dictionary of "
             "them by name, or a `ppl_bnn.RowSource`, which reads rows by their numbers; got "
-            f"{type(batches).__name__}. An iterator does not do: it has one position, and every "
-            "chain needs its own."
+            f"{_kinds(batches)}. An iterator does not do: it has one position, and every chain "
+            "needs its own."
         )
     lengths = [a.shape[0] for a in arrays]
     if len(set(lengths)) > 1:

@@ -223,11 +223,11 @@ def refuse_subsampling(trace: dict[str, dict]) -> None:
             size, subsample_size = site["args"]
             if subsample_size is not None and subsample_size != size:
                 raise ValueError(
-                    f"the plate {name!r} subsamples {subsample_size} of {size} rows. Under a "
-                    "full-batch "
-                    "method one minibatch would be drawn and kept for the whole run. Remove "
-                    "`subsample_size` (or `mini_batch`), or use SVI or a stochastic-gradient "
-                    "method."
+                    f"the plate {name!r} subsamples {subsample_size} of {size} rows, and that one "
+                    "minibatch would be kept for the whole run. Remove `subsample_size` (or "
+                    "`mini_batch`) from the model: HMC takes all rows, and a stochastic-gradient "
+                    "kernel draws its own batches, of its `batch_size`. NumPyro's SVI takes the "
+                    "model as it is."
                 )
 
 

@@ -24,6 +24,7 @@ from ppl_bnn.checks import (
 )
 from ppl_bnn.data import Data
 from ppl_bnn.density import RefuseRandomness, density_terms, run_at
+from ppl_bnn.identity import identity
 from ppl_bnn.input_checks import check_inputs
 from ppl_bnn.row_checks import check_rows
 from ppl_bnn.row_likelihood import check_mesh_fits, row_log_likelihood
@@ -116,9 +117,8 @@ class Target:
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
         self.data = Data(args, kwargs, None if by_rows else self.rows, mesh)
         # the same for the same model and data in every process, and else most likely not
-        code = getattr(model, "__code__", None)
-        identity = (getattr(model, "__qualname__", repr(model)), temperature, code and code.co_code)
-        self.fingerprint = self.data.fingerprint ^ jnp.uint32(zlib.crc32(repr(identity).encode()))
+        told = f"{identity(model)} at {temperature}"
+        self.fingerprint = self.data.fingerprint ^ jnp.uint32(zlib.crc32(told.encode()))
         self.constrain = jax.jit(self._constrain)
         self.starts: dict[Any, Any] = {}
         self._row_log_likelihood = None

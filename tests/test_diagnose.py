@@ -128,6 +128,19 @@ def test_sampler_trouble():
     assert "2000 draws passed no Metropolis test" in str(result)
 
 
+def test_stochastic_gradients():
+    shape = (4, 500)
+    draws = run()
+    own = {"is_kept": np.ones(shape, bool), "info.swap_rate": np.zeros(shape)}
+    result = diagnose(dataclasses.replace(draws, stats=own), X)
+    assert result.num_without_metropolis == 2000
+    text = str(result)
+    assert "2000 draws passed no Metropolis test: the size of the steps" in text
+    assert "swapped in a share of steps of 0.00" in text and "hardly swap" in text
+    assert "half the `step_size`" in text
+    assert "Not recorded" not in text and "metropolis=True" not in text
+
+
 def test_constant_energy_gives_no_warning():
     result = diagnose(run(energy=np.ones((4, 500))), X)
     assert np.isnan(result.bfmi).all()

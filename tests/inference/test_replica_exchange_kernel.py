@@ -78,6 +78,15 @@ def test_swaps_that_take_no_account_of_their_noise_are_too_many():
     assert swap_rate(None) < 0.8 * swap_rate(0.0)
 
 
+@pytest.mark.slow
+@pytest.mark.parametrize("batching", ["without_replacement", "epochs"])
+def test_swaps_by_all_rows_have_no_noise(batching):
+    options = OPTIONS | {"batch_size": N, "steps_per_draw": 10, "batching": batching}
+    kernel = ppl_bnn.ReplicaExchangeSGLD(two_modes, temperatures=TEMPERATURES, **options)
+    noise = run(kernel, 10, 10, num_chains=2).get_extra_fields()["info.noise_variance"]
+    assert np.max(noise) < 1e-6
+
+
 def test_swap_interval():
     kernel = ppl_bnn.ReplicaExchangeSGLD(
         two_modes, temperatures=(1.0, 1.01), swap_interval=4, swap_noise=0.0, **OPTIONS

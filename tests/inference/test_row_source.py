@@ -5,6 +5,7 @@ import re
 
 import h5py
 import jax
+import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
@@ -175,6 +176,15 @@ def with_mean_of_rows(x, y=None):
         numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
 
 
+def with_statistics_of_rows(x, y=None):
+    w = numpyro.sample("w", dist.Normal(0, 1).expand([3]).to_event(1))
+    numpyro.deterministic("length", jnp.sqrt(w @ w))
+    numpyro.deterministic("average", (x @ w).mean())
+    numpyro.deterministic("number", 1.0 * len(x))
+    with numpyro.plate("data", x.shape[0]):
+        numpyro.sample("y", dist.Normal(x @ w, 0.5), obs=y)
+
+
 BAD = {
     "iterator": ({"batches": iter([(X, Y)])}, "An iterator does not do"),
     "lists": ({"batches": (X.tolist(), Y)}, "`batches` must be the model's arguments"),
@@ -186,7 +196,11 @@ BAD = {
     "labels": ({"batches": (X,)}, "observe"),
     "deterministic": (
         {"batches": (X, Y), "model": with_mean_of_rows},
-        r"deterministic sites \['mean'\] have an entry for each row",
+        r"deterministic sites \['mean'\] depend on the rows",
+    ),
+    "statistic": (
+        {"batches": (X, Y), "model": with_statistics_of_rows},
+        r"deterministic sites \['average', 'number'\] depend on the rows",
     ),
 }
 
@@ -207,3 +221,32 @@ def test_bad_sources(as_users_run):
         ppl_bnn.RowSource(lambda index: (X, Y), N)
     with pytest.raises(ValueError, match="must give the model's arguments as a tuple"):
         ppl_bnn.RowSource(lambda index: X[index], N)
+
+
+@pytest.mark.slow
+def test_an_anchor_does_not_serve_a_source_that_has_grown():
+    """The first rows are the same."""
+    sources = (X, Y), (np.concatenate([X, X]), np.concatenate([Y, Y + 2]))
+    options = {"gradient": "control_variates", "steps_per_draw": 1}
+    kernels = [make(batches=batches, **options).sampler for batches in sources]
+    state = kernels[0].init(jax.random.key(0), 0, None, (), {})
+    moved = kernels[1].sample(state, (), {})
+    np.testing.assert_array_equal(moved.anchor.position["w"], state.anchor.position["w"])
+    assert np.abs(moved.anchor.gradient["w"] - state.anchor.gradient["w"]).max() > 1
+
+
+@pytest.mark.slow
+def test_rows_that_fail_during_the_warm_start_alone_are_left_out():
+    calls = []
+
+    def fetch(index):
+        calls.append(index)
+        if 10 < len(calls) < 60:
+            raise OSError("gone")
+        return X[index], Y[index]
+
+    mcmc = make(batches=ppl_bnn.RowSource(fetch, N), warm_start=100)
+    with pytest.warns(RuntimeWarning, match="could not be read: OSError: gone"):
+        mcmc.run(jax.random.key(0))
+    w = np.asarray(mcmc.get_samples()["w"])
+    assert np.abs(w).max() < 3

@@ -355,3 +355,122 @@ def test_a_start_that_is_not_finite_is_refused():
     mcmc = make("SGLD", warm_start=0, init_strategy={"w": jnp.full(3, 1e30)})
     with pytest.raises(ValueError, match=r"chain 0 cannot start: .*'y'"):
         run(mcmc)
+
+
+@pytest.mark.parametrize("name", ALONE)
+def test_the_limit_of_stability_is_that_of_the_precision(name):
+    kernel = make(name, batch_size=N, warm_start=0).sampler
+    expected = 2 / np.linalg.eigvalsh(PRECISION)[-1]
+    assert kernel.stability_limit(jax.random.key(0), X, Y) == pytest.approx(expected, rel=0.03)
+
+
+def test_a_learnt_preconditioner_has_no_limit_beforehand():
+    kernel = make("SGLD", preconditioner="rmsprop").sampler
+    with pytest.raises(ValueError, match="'rmsprop', which is learnt during warm-up"):
+        kernel.stability_limit(jax.random.key(0), X, Y)
+
+
+def test_options_that_are_missing_or_unknown_are_named_with_the_kernel(as_users_run):
+    with pytest.raises(TypeError, match=r"^SGLD missing .* 'batch_size'"):
+        ppl_bnn.SGLD(model, step_size=0.1)
+    with pytest.raises(TypeError, match=r"^SGHMC got an unexpected .* 'stepsize'"):
+        ppl_bnn.SGHMC(model, stepsize=0.1, batch_size=2, friction=1.0)
+
+
+@pytest.mark.parametrize("gives", ["a", None, np.ones(2)])
+def test_a_schedule_that_gives_no_number(gives):
+    with pytest.raises(ValueError, match="`temperature` is a schedule, which must give one number"):
+        make("SGLD", temperature=lambda step: gives)
+
+
+def test_a_state_of_another_kernel_is_refused():
+    state = make("SGLD", warm_start=0).sampler.init(jax.random.key(0), 0, None, (X, Y), {})
+    with pytest.raises(TypeError, match=r"comes from another kernel.*SGNHT continues only its own"):
+        make("SGNHT").sampler.sample(state, (X, Y), {})
+
+
+def begun(name, num_chains=None, **options):
+    """Kernel and its first state."""
+    kernel = make(name, **{"warm_start": 0} | options).sampler
+    key = (
+        jax.random.key(0) if num_chains is None else jax.random.split(jax.random.key(0), num_chains)
+    )
+    return kernel, kernel.init(key, 1, None, (X, Y), {})
+
+
+@pytest.mark.parametrize(
+    ("before", "after"), [(None, "control_variates"), ("control_variates", None)]
+)
+def test_a_state_with_another_estimate_of_the_gradient_is_refused(before, after):
+    _, state = begun("SGLD", gradient=before or "plain")
+    with pytest.raises(ValueError, match="continue with the `gradient` that it began with"):
+        make("SGLD", gradient=after or "plain").sampler.sample(state, (X, Y), {})
+
+
+def test_a_state_of_another_number_of_chains_is_refused():
+    kernel, state = begun("SGLD", num_chains=4)
+    state = state._replace(rng_key=state.rng_key[:2])
+    with pytest.raises(ValueError, match="the state has 4 chains and there are 2 keys"):
+        kernel.sample(state, (X, Y), {})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+def test_double_precision(name):
+    with jax.enable_x64(True):
+        kernel, own = KERNELS[name]
+        kernel = kernel(model, **{"step_size": STEP, "batch_size": 20, "warm_start": 5} | own)
+        mcmc = MCMC(kernel, num_warmup=2, num_samples=3, progress_bar=False)
+        mcmc.run(jax.random.key(0), X.astype(float), Y.astype(float))
+        draws = np.asarray(mcmc.get_samples()["w"])
+    assert draws.dtype == np.float64 and np.isfinite(draws).all()
+    assert (np.ptp(draws, axis=0) > 0).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("integrator", ["baoab", "semi_implicit"])
+def test_a_step_of_size_zero_leaves_the_chain_where_it_is(integrator):
+    mcmc = MCMC(
+        ppl_bnn.SGHMC(
+            model,
+            step_size=lambda t: jnp.where(t == 3, 0.0, STEP),
+            batch_size=20,
+            momentum_decay=0.9,
+            integrator=integrator,
+            warm_start=0,
+        ),
+        num_warmup=0,
+        num_samples=8,
+        progress_bar=False,
+    )
+    draws = np.asarray(run(mcmc).get_samples()["w"])
+    assert np.isfinite(draws).all()
+    np.testing.assert_array_equal(draws[3], draws[2])
+    assert (draws[4] != draws[3]).all()
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", KERNELS)
+@pytest.mark.parametrize("what", ["step_size", "temperature"])
+def test_a_schedule_that_goes_astray_freezes_what_was_finite(name, what):
+    value = STEP if what == "step_size" else 1.0
+    options = {what: lambda t: jnp.where(t < 20, value, jnp.nan)}
+    mcmc = make(name, 2, 30, **options)
+    with pytest.warns(RuntimeWarning, match=r"chain 0 at step 20"):
+        run(mcmc)
+        jax.effects_barrier()
+    draws = np.asarray(mcmc.get_samples(group_by_chain=True)["w"])
+    assert np.isfinite(draws).all()
+    assert (np.ptp(draws[:, :15], axis=1) > 0).all() and np.ptp(draws[:, 18:], axis=1).max() == 0
+
+
+def test_a_preconditioner_needs_warmup_to_learn():
+    for name in ("SGLD", "SGHMC"):
+        with pytest.raises(ValueError, match="'rmsprop', which learns during warm-up"):
+            run(make(name, 0, 5, preconditioner="rmsprop"))
+
+
+@pytest.mark.parametrize("value", [True, "a", np.ones(2), {"w": -1.0}])
+def test_bad_noise_estimate(value):
+    with pytest.raises(ValueError, match="`noise_estimate` is a variance"):
+        make("SGLD", noise_estimate=value)
