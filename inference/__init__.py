@@ -7,10 +7,21 @@ if __name__ != "ppl_bnn.inference":
     )
 
 from ppl_bnn.inference.hmc_kernel import HMC
+from ppl_bnn.inference.rank1_elbo import Rank1ELBO
+from ppl_bnn.inference.rank1_guide import AutoRank1
 from ppl_bnn.inference.replica_exchange_kernel import ReplicaExchangeSGLD
 from ppl_bnn.inference.sghmc_kernel import SGHMC
 from ppl_bnn.inference.sgld_kernel import SGLD
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgnht_kernel import SGNHT
 
-__all__ = ["HMC", "SGHMC", "SGLD", "SGMCMC", "SGNHT", "ReplicaExchangeSGLD"]
+__all__ = [
+    "HMC",
+    "SGHMC",
+    "SGLD",
+    "SGMCMC",
+    "SGNHT",
+    "AutoRank1",
+    "Rank1ELBO",
+    "ReplicaExchangeSGLD",
+]

@@ -6,6 +6,8 @@ from ppl_bnn.diagnose import diagnose
 from ppl_bnn.draws import as_draws
 from ppl_bnn.function_space import function_space
 from ppl_bnn.inference.hmc_kernel import HMC
+from ppl_bnn.inference.rank1_elbo import Rank1ELBO
+from ppl_bnn.inference.rank1_guide import AutoRank1
 from ppl_bnn.inference.replica_exchange_kernel import ReplicaExchangeSGLD
 from ppl_bnn.inference.sghmc_kernel import SGHMC
 from ppl_bnn.inference.sgld_kernel import SGLD
@@ -27,6 +29,8 @@ __all__ = [
     "SGLD",
     "SGMCMC",
     "SGNHT",
+    "AutoRank1",
+    "Rank1ELBO",
     "ReplicaExchangeSGLD",
     "RowSource",
     "as_draws",

@@ -1,6 +1,8 @@
 """Turn the weights of a neural network into NumPyro sample sites."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
 from typing import Any
@@ -17,6 +19,17 @@ from ppl_bnn.priors import Prior, expand_to_event
 from ppl_bnn.priors.by_name import how_to_write
 
 Shapes = dict[str, tuple[int, ...]]
+_num_rows: ContextVar[int | None] = ContextVar("rows that may have weights each", default=None)
+
+
+@contextmanager
+def weights_by_row(num_rows: int) -> Iterator[None]:
+    """Let sites be given values with a leading axis of rows, for layers that take them."""
+    token = _num_rows.set(num_rows)
+    try:
+        yield
+    finally:
+        _num_rows.reset(token)
 
 
 def random_module(name: str, net: Any, prior: Prior) -> Callable[..., Any]:
@@ -213,7 +226,7 @@ def _sample_weight(
         expanded = expand_to_event(prior, shape, f"parameter {path!r}")
         # for samplers that start from the network's own initialisation
         value = numpyro.sample(path, expanded, infer={"initial_value": initial})
-        if np.shape(value) != shape:
+        if np.shape(value) not in (shape, (_num_rows.get(), *shape)):
             raise ValueError(
                 f"parameter {path!r} has shape {shape}, but the value of its site has shape "
                 f"{np.shape(value)}: either the network was made (flax Linen: first called) inside "

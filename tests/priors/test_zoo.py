@@ -16,6 +16,7 @@ NETWORKS = {
     "FilterResponseNorm": lambda: models.FilterResponseNorm(3, threshold=True),
     "LeNet": lambda: models.LeNet(width=2),
     "MLP": lambda: models.MLP(3, (4,), 2),
+    "Rank1": lambda: models.rank1(models.MLP(3, (4,), 2)),
     "ResNet18": lambda: models.ResNet18(width=2),
     "ResNet20FRN": lambda: models.ResNet20FRN(width=2),
     "ResNet50": lambda: models.ResNet50(norm="group", width=32),

@@ -1,0 +1,209 @@
+"""Rank-1 guides and their objectives: closed forms, bounds, minibatches, and NumPyro's SVI."""
+
+from itertools import combinations
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from numpyro import handlers
+from numpyro.infer import SVI
+
+import ppl_bnn
+from ppl_bnn import models, priors
+from ppl_bnn.inference.rank1_guide import FAMILIES
+
+N, K, NOISE, PRIOR = 40, 3, 0.5, 0.4
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = (X @ np.array([1.3, 0.8]) + NOISE * RNG.normal(size=N)).astype(np.float32)
+KEY = jax.random.key(0)
+
+
+def model(x, y=None, prior=None):
+    """A linear regression whose coefficients are factors; the bias is a point."""
+    prior = dist.Normal(1.0, PRIOR) if prior is None else prior
+    r = numpyro.sample("net.r", prior.expand([2]).to_event(1))
+    bias = numpyro.sample("bias", dist.Normal(0, 1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal((x * r).sum(-1) + bias, NOISE), obs=y)
+
+
+PARAMS = {
+    "net.r_loc": jnp.asarray(RNG.normal(1, 0.3, size=(K, 2)), jnp.float32),
+    "net.r_scale": jnp.asarray(RNG.uniform(0.05, 0.3, size=(K, 2)), jnp.float32),
+    "bias_point": jnp.float32(0.2),
+}
+
+
+def loss(guide=None, seed=0, params=PARAMS, model=model, data=(X, Y), **options):
+    guide = ppl_bnn.AutoRank1(model, num_components=K) if guide is None else guide
+    objective = ppl_bnn.Rank1ELBO(**options)
+    return objective.loss(jax.random.key(seed), params, model, guide, *data)
+
+
+def normal_log(value, variance):
+    return -0.5 * (value**2 / variance + np.log(2 * np.pi * variance))
+
+
+def bound_by_hand():
+    """Expected log likelihood, mean divergence and log prior of the bias."""
+    m, v = (np.asarray(PARAMS[f"net.r_{name}"], float) for name in ("loc", "scale"))
+    residual = Y[:, None] - X @ m.T - 0.2
+    likelihood = normal_log(residual, NOISE**2).sum(0) - 0.5 * (X**2 @ v.T**2).sum(0) / NOISE**2
+    divergence = np.log(PRIOR / v) + (v**2 + (m - 1) ** 2) / (2 * PRIOR**2) - 0.5
+    return likelihood.mean(), divergence.sum(1).mean(), normal_log(0.2, 1.0)
+
+
+@pytest.mark.parametrize("per_example", [True, False])
+def test_the_bound_of_a_linear_regression(per_example):
+    likelihood, divergence, prior = bound_by_hand()
+    keys = jax.random.split(KEY, 2000)
+    guide, objective = ppl_bnn.AutoRank1(model, num_components=K), None
+    for options, weight in (
+        ({}, 1.0),
+        ({"divergence": "published"}, K),
+        ({"kl_weight": 0.25}, 0.25),
+    ):
+        objective = ppl_bnn.Rank1ELBO(per_example=per_example, **options)
+        run = jax.vmap(lambda key: objective.loss(key, PARAMS, model, guide, X, Y))  # noqa: B023
+        losses = np.asarray(jax.jit(run)(keys), float)
+        error = losses.std() / np.sqrt(len(losses))
+        expected = -(likelihood + prior - weight * divergence)
+        assert abs(losses.mean() - expected) < 4 * error
+        assert error < 0.005 * abs(expected)
+
+
+def test_the_log_mixture_is_never_below_the_average():
+    for seed in range(20):
+        for per_example in (True, False):
+            options = {"seed": seed, "per_example": per_example}
+            assert loss(objective="log_mixture", **options) < loss(**options)
+    one = ppl_bnn.AutoRank1(model, num_components=1)
+    params = PARAMS | {name: PARAMS[name][:1] for name in ("net.r_loc", "net.r_scale")}
+    mixed, average = (loss(one, params=params, objective=o) for o in ("log_mixture", "average"))
+    assert mixed == pytest.approx(float(average), rel=1e-6)
+
+
+@pytest.mark.parametrize("objective", ["average", "log_mixture"])
+def test_minibatches_have_the_full_objective_as_their_mean(objective):
+    """Over all of them, and exactly: the members are points here."""
+    guide = ppl_bnn.AutoRank1(model, num_components=K, family="delta")
+    x, y = X[:6], Y[:6]
+    batched = ppl_bnn.mini_batch(model, batch_size=2)
+    losses = []
+    for rows in combinations(range(6), 2):
+        chosen = handlers.substitute(batched, data={"mini_batch": jnp.asarray(rows)})
+        losses.append(loss(guide, model=chosen, data=(x, y), objective=objective))
+    assert len(set(map(float, losses))) == 15
+    full = loss(guide, data=(x, y), objective=objective)
+    assert np.mean(losses) == pytest.approx(float(full), rel=1e-5)
+
+
+def test_a_tied_mean_leaves_the_scale_alone():
+    apart = loss(tied_mean=False) - loss(tied_mean=True)
+    m = np.asarray(PARAMS["net.r_loc"])
+    expected = ((m - 1) ** 2).sum(1).mean() / (2 * PRIOR**2)
+    assert apart == pytest.approx(expected, rel=1e-3)
+
+
+@pytest.mark.slow
+def test_svi_finds_the_posterior_of_a_linear_regression():
+    """One component on orthogonal features, so that the posterior factorises."""
+    q, _ = np.linalg.qr(X - X.mean(0))
+    x = (np.sqrt(N) * q).astype(np.float32)
+    guide = ppl_bnn.AutoRank1(model, num_components=1)
+    svi = SVI(model, guide, optax.adam(0.01), ppl_bnn.Rank1ELBO(num_particles=4))
+    result = svi.run(KEY, 3000, x, Y, progress_bar=False)
+    draws = guide.sample_posterior(KEY, result.params, 4000)
+    assert draws["net.r"].shape == (1, 4000, 2) and draws["bias"].shape == (1, 4000)
+    precision = N / NOISE**2 + 1 / PRIOR**2
+    mean = (x.T @ Y / NOISE**2 + 1 / PRIOR**2) / precision
+    found = np.asarray(draws["net.r"][0])
+    np.testing.assert_allclose(found.mean(0), mean, atol=0.02)
+    np.testing.assert_allclose(found.std(0), precision**-0.5, rtol=0.1)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_network_is_fitted_and_predicts(family):
+    near_one = {
+        "normal": dist.Normal(1, 0.1),
+        "cauchy": dist.Cauchy(1, 0.1),
+        "log_normal": dist.LogNormal(0, 0.1),
+        "half_cauchy": dist.HalfCauchy(1.0),
+        "delta": dist.Normal(1, 0.1),
+    }[family]
+    net = models.rank1(models.MLP(2, (8,), 1), clip=10.0)
+    prior = {"*.r": near_one, "*.s": near_one, "*": priors.fan_in_normal()}
+    bnn = models.regression(net, prior, noise=NOISE)
+    guide = ppl_bnn.AutoRank1(bnn, num_components=4, family=family)
+    objective = ppl_bnn.Rank1ELBO(kl_weight=0.1)
+    svi = SVI(ppl_bnn.mini_batch(bnn, batch_size=20), guide, optax.adam(0.01), objective)
+    result = svi.run(KEY, 500, X, Y, progress_bar=False)
+    assert result.losses[-50:].mean() < result.losses[:20].mean()
+    draws = guide.sample_posterior(KEY, result.params, 5)
+    assert {value.shape[:2] for value in draws.values()} == {(4, 5)}
+    kernels = draws["net/layers.0.layer.kernel"]
+    np.testing.assert_array_equal(kernels, np.broadcast_to(kernels[0, 0], kernels.shape))
+    prediction = ppl_bnn.predict(draws, X, model=bnn, group_by_chain=True)
+    error = np.asarray(prediction.mean) - Y
+    if family != "half_cauchy":  # whose draws spread over decades, as far as `clip` lets them
+        assert np.sqrt(np.mean(error**2)) < 1.0 < Y.std()
+    if family in ("log_normal", "half_cauchy"):
+        assert (np.asarray(draws["net/layers.0.r"]) > 0).all()
+
+
+def test_where_locations_begin():
+    def start(**options):
+        guide = ppl_bnn.AutoRank1(model, num_components=500, **options)
+        trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
+        return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
+
+    loc = np.asarray(start(init_spread=0.2)["net.r_loc"])
+    assert loc.mean() == pytest.approx(1, abs=0.03) and loc.std() == pytest.approx(0.2, rel=0.1)
+    signs = np.asarray(start(random_sign=0.75)["net.r_loc"])
+    assert set(np.unique(signs)) == {-1, 1} and (signs > 0).mean() == pytest.approx(0.75, abs=0.05)
+    assert start(scale="shared")["net.r_scale"].shape == (500, 1)
+    assert "net.r_scale" not in start(scale="fixed")
+    assert "net.r_scale" not in start(family="delta")
+    assert set(start(family="half_cauchy")) == {"net.r_scale", "bias_point"}
+
+
+def test_what_cannot_be(as_users_run):
+    cauchy = ppl_bnn.AutoRank1(model, num_components=K, family="cauchy")
+    with pytest.raises(ValueError, match=r"divergence of 'net\.r' is infinite"):
+        loss(cauchy)
+    with pytest.raises(TypeError, match="`guide` must be an AutoRank1"):
+        loss(lambda x, y: None)
+
+    def plain(x, y=None):
+        w = numpyro.sample("w", dist.Normal(0, 1))
+        numpyro.sample("y", dist.Normal(w, 1), obs=y)
+
+    with pytest.raises(ValueError, match=r"no site of the model is a factor.*\['w'\]"):
+        handlers.seed(ppl_bnn.AutoRank1(plain), 0)(X, Y)
+    with pytest.raises(ValueError, match="`tied_mean` is for normal priors"):
+        heavy = lambda x, y=None: model(x, y, dist.Laplace(1.0, 0.1))  # noqa: E731
+        loss(model=heavy, tied_mean=True)
+    for options, message in (
+        ({"family": "gauss"}, "`family` must be"),
+        ({"num_components": 0}, "`num_components` must be"),
+        ({"init_scale": 0.0}, "`init_scale` must be positive"),
+        ({"random_sign": 1.5}, "`random_sign` is a probability"),
+        ({"random_sign": 0.5, "family": "log_normal"}, "positive values"),
+        ({"factors": "*.r"}, "`factors` must be a sequence"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ppl_bnn.AutoRank1(model, **options)
+    for options, message in (
+        ({"objective": "mean"}, "`objective` must be"),
+        ({"divergence": "sum"}, "`divergence` must be"),
+        ({"kl_weight": -1.0}, "`kl_weight` must be"),
+        ({"num_particles": 0}, "`num_particles` must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            ppl_bnn.Rank1ELBO(**options)
