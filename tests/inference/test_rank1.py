@@ -89,6 +89,18 @@ def test_the_log_mixture_is_never_below_the_average():
 
 
 @pytest.mark.parametrize("objective", ["average", "log_mixture"])
+def test_the_objective_of_points(objective):
+    """Members are points, so that everything is known."""
+    guide = ppl_bnn.AutoRank1(model, num_components=K, family="delta")
+    members = np.asarray(PARAMS["net.r_loc"], float)
+    rows = normal_log(Y[:, None] - X @ members.T - 0.2, NOISE**2)
+    mean = np.log(np.exp(rows).mean(axis=1)) if objective == "log_mixture" else rows.mean(axis=1)
+    penalty = normal_log(members - 1, PRIOR**2).sum(axis=1).mean()
+    expected = -(mean.sum() + penalty + normal_log(0.2, 1.0))
+    assert loss(guide, objective=objective) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["average", "log_mixture"])
 def test_minibatches_have_the_full_objective_as_their_mean(objective):
     """Over all of them, and exactly: the members are points here."""
     guide = ppl_bnn.AutoRank1(model, num_components=K, family="delta")
