@@ -21,6 +21,7 @@ from numpyro import handlers
 from numpyro.infer.elbo import ELBO
 
 from ppl_bnn.arguments import check_choice, check_integer, is_number
+from ppl_bnn.density import site_log_prob
 from ppl_bnn.inference.rank1_guide import AutoRank1, Values
 from ppl_bnn.kl import is_infinite
 from ppl_bnn.random_module import weights_by_row
@@ -104,7 +105,8 @@ class Rank1ELBO(ELBO):
 
         def evaluate(key: jax.Array, factors: Any) -> Any:
             own = {name: guide.distribution(*both) for name, both in factors.items()}
-            return self._of_component(key, key_model, own, points, model, args, kwargs)
+            given = handlers.substitute(model, data=param_map)  # its own parameters
+            return self._of_component(key, key_model, own, points, given, args, kwargs)
 
         over_components = jax.vmap(evaluate, in_axes=(0, 0))
         likelihoods, log_prior, divergences = jax.vmap(over_components, in_axes=(0, None))(
@@ -127,9 +129,10 @@ class Rank1ELBO(ELBO):
                 "`objective` is 'log_mixture', which mixes components row by row, but the observed "
                 f"sites have {sorted(lengths)} rows: take 'average'."
             )
-        rows = sum((rows for rows, _ in sites[1:]), sites[0][0])
+        first = sites[0][1]  # the scale of a minibatch, which weighs rows and not components
+        rows = sum((rows * (scale / first) for rows, scale in sites), jnp.zeros(()))
         mixture = jax.nn.logsumexp(rows, axis=1) - jnp.log(rows.shape[1])
-        return jnp.sum((sites[0][1][:, 0] * mixture).mean(axis=0))
+        return jnp.sum((first[:, 0] * mixture).mean(axis=0))
 
     def _of_component(self, rng_key, key_model, own, points, model, args, kwargs):
         """Log likelihood of each row, log prior of the points and divergence, with one draw."""
@@ -139,31 +142,27 @@ class Rank1ELBO(ELBO):
                 seeded = handlers.seed(handlers.substitute(model, data=values), key_model)
                 return handlers.trace(seeded).get_trace(*args, **kwargs)
 
-        keys = jax.random.split(rng_key, len(own))
-        draws = {n: q.sample(k) for k, (n, q) in zip(keys, own.items(), strict=True)}
+        def draw(rng_key, shape=()):
+            keys = jax.random.split(rng_key, len(own))
+            return {n: q.sample(k, shape) for k, (n, q) in zip(keys, own.items(), strict=True)}
+
+        key_draw, key_rows = jax.random.split(rng_key)
+        draws = draw(key_draw)
         trace = trace_at(points | draws)
-        priors = {name: trace[name]["fn"] for name in own}
+        zero = jnp.zeros(())
+        divergences = [self._divergence(n, q, trace[n]["fn"], draws[n]) for n, q in own.items()]
+        log_priors = [jnp.sum(site_log_prob(trace[name])) for name in points]
         observed = [s for s in trace.values() if s["type"] == "sample" and s["is_observed"]]
-        divergence = jnp.zeros(())
-        for name, q in own.items():
-            divergence += self._divergence(name, q, priors[name], draws[name])
-        log_prior = jnp.zeros(())
-        for name in points:
-            log_prior += jnp.sum(trace[name]["fn"].log_prob(trace[name]["value"]))
-        if self.per_example and observed:
+        if self.per_example and observed:  # of the first run, XLA then drops the likelihood
             num_rows = max((s["fn"].batch_shape[-1:] or (1,))[0] for s in observed)
-            keys = jax.random.split(jax.random.fold_in(rng_key, 1), len(own))
-            draws = {
-                n: q.sample(k, (num_rows,)) for k, (n, q) in zip(keys, own.items(), strict=True)
-            }
             with weights_by_row(num_rows):
-                trace = trace_at(points | draws)
+                trace = trace_at(points | draw(key_rows, (num_rows,)))
         likelihoods = {
             name: _by_row(site)
             for name, site in trace.items()
             if site["type"] == "sample" and site["is_observed"]
         }
-        return likelihoods, log_prior, divergence
+        return likelihoods, sum(log_priors, zero), sum(divergences, zero)
 
     def _divergence(
         self, name: str, q: dist.Distribution, prior: dist.Distribution, draw: jax.Array

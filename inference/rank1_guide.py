@@ -17,6 +17,7 @@ import jax.numpy as jnp
 import numpy as np
 import numpyro
 import numpyro.distributions as dist
+from jax.scipy.stats import norm
 from numpyro import handlers
 from numpyro.distributions import constraints
 
@@ -27,6 +28,7 @@ Values = dict[str, jax.Array]
 FAMILIES = ("normal", "cauchy", "log_normal", "half_cauchy", "delta")
 SCALES = ("free", "shared", "fixed")
 FACTORS = ("*.r", "*.s", "*/r", "*/s")
+LOC, SCALE, POINT = "_auto_loc", "_auto_scale", "_auto_point"  # of parameters, after the site
 INIT_SCALE = 0.0316  # sqrt(p / (1 - p)) with p = 0.001, as in the paper's code
 
 
@@ -129,17 +131,17 @@ class AutoRank1:
         The latter have a leading axis of components.
         """
         points = {
-            name.removesuffix("_point"): value
+            name.removesuffix(POINT): value
             for name, value in params.items()
-            if name.endswith("_point")
+            if name.endswith(POINT)
         }
-        kind = "_scale" if self.family == "half_cauchy" else "_loc"
+        kind = SCALE if self.family == "half_cauchy" else LOC
         names = [name.removesuffix(kind) for name in params if name.endswith(kind)]
         factors = {}
         for name in names:
             either = params[name + kind]
-            loc = params.get(f"{name}_loc", jnp.zeros_like(either))
-            scale = params.get(f"{name}_scale", jnp.asarray(self.init_scale, either.dtype))
+            loc = params.get(name + LOC, jnp.zeros_like(either))
+            scale = params.get(name + SCALE, jnp.asarray(self.init_scale, either.dtype))
             factors[name] = loc, jnp.broadcast_to(scale, either.shape)
         return points, factors
 
@@ -192,26 +194,24 @@ class AutoRank1:
         if not any(fnmatchcase(name, pattern) for pattern in self.factors):
             initial = site["infer"].get("initial_value")
             start = value if initial is None else jnp.asarray(initial(), value.dtype)
-            own = f"{name}_point"
-            return {own: numpyro.param(own, start, constraint=site["fn"].support)}
+            support = site["fn"].support
+            return {name + POINT: numpyro.param(name + POINT, start, constraint=support)}
         shape = (self.num_components, *jnp.shape(value))
-        normals = jax.random.normal(rng_key, shape, value.dtype)
-        params = {}
-        if self.family != "half_cauchy":
-            start = self.init_spread * normals
-            if self.random_sign is not None:
-                start = jnp.where(jax.random.bernoulli(rng_key, self.random_sign, shape), 1.0, -1.0)
-            elif self.family != "log_normal":
-                start = 1 + start
-            params[f"{name}_loc"] = numpyro.param(f"{name}_loc", start.astype(value.dtype))
-        if self.family == "half_cauchy":
-            start = jnp.exp(self.init_spread * normals)
-        elif self.scale == "free":
-            start = jnp.full(shape, self.init_scale, value.dtype)
+        near_zero = self.init_spread * jax.random.normal(rng_key, shape, value.dtype)
+        if self.family == "half_cauchy":  # its scale is its location
+            return self._declare_scale(name, jnp.exp(near_zero))
+        if self.random_sign is not None:
+            is_positive = near_zero < self.init_spread * norm.ppf(self.random_sign)
+            start = jnp.where(is_positive, 1, -1).astype(value.dtype)
         else:
-            start = jnp.full((shape[0],) + (1,) * (len(shape) - 1), self.init_scale, value.dtype)
-        if self.family == "half_cauchy" or not (self.family == "delta" or self.scale == "fixed"):
-            own = f"{name}_scale"
-            constraint = constraints.softplus_positive
-            params[own] = numpyro.param(own, start, constraint=constraint)
-        return params
+            start = near_zero if self.family == "log_normal" else 1 + near_zero
+        params = {name + LOC: numpyro.param(name + LOC, start)}
+        if self.family == "delta" or self.scale == "fixed":
+            return params
+        one_each = (self.num_components, *(1 for _ in shape[1:]))
+        scales = shape if self.scale == "free" else one_each
+        return params | self._declare_scale(name, jnp.full(scales, self.init_scale, value.dtype))
+
+    def _declare_scale(self, name: str, start: jax.Array) -> Values:
+        constraint = constraints.softplus_positive
+        return {name + SCALE: numpyro.param(name + SCALE, start, constraint=constraint)}

@@ -12,12 +12,11 @@ from ppl_bnn.inference.preconditioner import Preconditioner
 from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
 from ppl_bnn.inference.sgmcmc_options import (
     Options,
-    check_learnt_preconditioner,
     check_noise_estimate,
     check_preconditioner,
     make_preconditioner,
 )
-from ppl_bnn.inference.sgmcmc_transition import SGMCMCState, Step
+from ppl_bnn.inference.sgmcmc_transition import Step
 
 Tree = dict[str, jax.Array]
 
@@ -81,11 +80,6 @@ class SGLD(SGMCMC):
         self.adapt_preconditioner = adapt_preconditioner
         self.curvature_correction = curvature_correction
         self.noise_estimate = noise_estimate
-
-    def init(self, rng_key: jax.Array, num_warmup: int, *args: Any, **kwargs: Any) -> SGMCMCState:
-        """As all; refuses to go without the warm-up that a preconditioner learns in."""
-        check_learnt_preconditioner(self.preconditioner, self.adapt_preconditioner, num_warmup)
-        return super().init(rng_key, num_warmup, *args, **kwargs)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         return sgld.init(position, make_preconditioner(self.preconditioner))

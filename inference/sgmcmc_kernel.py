@@ -12,20 +12,13 @@ import numpy as np
 from numpyro.util import is_prng_key
 
 from ppl_bnn.batch_density import BatchDensity, batch_density
-from ppl_bnn.inference import batches, start
 from ppl_bnn.inference.chains import Chains
 from ppl_bnn.inference.estimators import Anchor, at_anchor
 from ppl_bnn.inference.hmc_settings import check_init_params
 from ppl_bnn.inference.kernel import ModelKernel
-from ppl_bnn.inference.sgmcmc_options import Options
+from ppl_bnn.inference.sgmcmc_options import Options, check_learnt_preconditioner, is_known
 from ppl_bnn.inference.sgmcmc_settings import Settings
-from ppl_bnn.inference.sgmcmc_start import (
-    check_start,
-    largest_curvature,
-    step_scales,
-    warm_start,
-    warn_unstable,
-)
+from ppl_bnn.inference.sgmcmc_start import begin, check_start, step_scales, warn_unstable
 from ppl_bnn.inference.sgmcmc_transition import (
     SGMCMCState,
     Step,
@@ -95,6 +88,7 @@ class SGMCMC(ModelKernel):
 
     core_state: type  # of the algorithm
     preconditioner: Any = "identity"
+    adapt_preconditioner = "warmup"
 
     def __init__(self, model: Callable, **options: Unpack[Options]):
         super().__init__(model)
@@ -134,7 +128,8 @@ class SGMCMC(ModelKernel):
                 "is nothing to draw minibatches of: use `ppl_bnn.HMC`."
             )
         if self.source is not None:
-            refuse_row_statistics(self._model, self.source)
+            if target.has_deterministic:
+                refuse_row_statistics(self._model, self.source)
             target.rows = target.rows._replace(num_rows=self.source.num_rows)
             target.fingerprint ^= jnp.uint32(self.source.num_rows % 2**32)
         if settings.batch_size > target.rows.num_rows:
@@ -185,10 +180,14 @@ class SGMCMC(ModelKernel):
         RuntimeWarning
             If the first step size is beyond the limit of stability at the start.
         """
+        adapt = self.adapt_preconditioner
+        check_learnt_preconditioner(self.preconditioner, adapt, num_warmup)
         state, curvature = self._start(rng_key, init_params, model_args, model_kwargs)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
             warn_unstable(state.step_size, curvature)
-        return state._replace(num_warmup=jnp.full_like(state.num_warmup, num_warmup))
+        num_warmup_field = jnp.full_like(state.num_warmup, num_warmup)
+        chains = Chains(not is_prng_key(rng_key), self.settings.mesh)
+        return chains.commit(state._replace(num_warmup=num_warmup_field))
 
     def stability_limit(self, rng_key: jax.Array, *args: Any, **kwargs: Any) -> float:
         """The step size beyond which a chain would leave where it starts, after its `warm_start`.
@@ -208,16 +207,16 @@ class SGMCMC(ModelKernel):
         ValueError
             If the preconditioner is one that is learnt during warm-up, and as in `init`.
         """
-        if isinstance(self.preconditioner, str) and self.preconditioner != "identity":
+        if not is_known(self.preconditioner):
             raise ValueError(
-                f"`preconditioner` is {self.preconditioner!r}, which is learnt during warm-up: "
+                f"`preconditioner` is {self.preconditioner!r}, which may learn during warm-up: "
                 "before that there is no limit to be measured."
             )
         _, curvature = self._start(rng_key, None, args, kwargs)
         return 2 / float(np.max(curvature))
 
     def _start(self, rng_key, init_params, model_args, model_kwargs):
-        """State of chains that is checked and tied to its devices, and the curvature there."""
+        """State of chains that is checked, and the largest curvature there."""
         target = self._target_for(model_args, model_kwargs)
         settings = self.settings
         chains = Chains(not is_prng_key(rng_key), settings.mesh)
@@ -241,65 +240,12 @@ class SGMCMC(ModelKernel):
         state, curvature = target.starts[key](rng_key, init_params, arrays)
         if not any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves(state.z)):
             check_start(target, chains.stacked(state.z), arrays)
-        return chains.commit(state), curvature
+        return state, curvature
 
     def _begin(self, target, scales, rng_key, position, arrays):
-        """State of one chain, at `position` if it is given, and the largest curvature there."""
-        settings, density = self.settings, self._density(target, arrays)
-        keys = jax.random.split(rng_key, 6)
-        key_start, key_warm, key_core, key_place, key_curvature, rng_key = keys
-        if position is None:
-            values = start.initial_values(key_start, target, settings.init_strategy)
-            position = target.unconstrain(values)
-            if settings.warm_start:
-                position = warm_start(
-                    key_warm, position, settings, density, target.rows.num_rows, scales
-                )
-        step_size, temperature = settings.step_size_at(0), settings.temperature_at(0)
-        core = self._core_init(key_core, position, temperature)
-
-        def first_info(core):
-            no_gradient = jnp.zeros(()), jax.tree.map(jnp.zeros_like, position)
-            first = Step(
-                number=jnp.int32(0),
-                rng_key=key_core,
-                gradient=lambda _: no_gradient,
-                potential=lambda _: jnp.zeros(()),
-                step_size=step_size,
-                temperature=temperature,
-                in_warmup=jnp.asarray(True),
-                by_site=lambda value: value,
-                noise=None,
-            )
-            return self._core_step(core, first)[1]
-
-        shapes = jax.eval_shape(first_info, core)
-        number = jnp.result_type(float)
-        info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, number), shapes)
-        anchor = None
-        if settings.gradient != "plain":
-            anchor = at_anchor(position, density.all_rows)
-        curvature = largest_curvature(
-            key_curvature, position, settings, density, target.rows.num_rows, self.preconditioner
-        )
-        state = SGMCMCState(
-            i=jnp.int32(0),
-            z=position,
-            core=core._replace(position=None),
-            anchor=anchor,
-            place=batches.first_place(key_place),
-            info=info,
-            potential_energy=jnp.zeros((), number),
-            step_size=step_size,
-            temperature=temperature,
-            is_kept=jnp.asarray(True),
-            failed_at=jnp.int32(-1),
-            failed_site=jnp.int32(-1),
-            num_warmup=jnp.int32(0),
-            data=target.fingerprint,
-            rng_key=rng_key,
-        )
-        return state, curvature
+        density = self._density(target, arrays)
+        steps = self._core_init, self._core_step, self.preconditioner
+        return begin(rng_key, position, target, self.settings, density, scales, *steps)
 
     def sample(
         self, state: SGMCMCState, model_args: tuple, model_kwargs: dict | None

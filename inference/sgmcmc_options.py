@@ -67,9 +67,14 @@ def check_noise_estimate(value: Any) -> None:
             )
 
 
+def is_known(preconditioner: Any) -> bool:
+    """Whether a preconditioner says what it scales by before it has seen a gradient."""
+    return isinstance(preconditioner, Mapping) or preconditioner == "identity"
+
+
 def check_learnt_preconditioner(preconditioner: Any, adapt: str, num_warmup: int) -> None:
     """Refuse to freeze what has learnt nothing."""
-    learns = isinstance(preconditioner, str) and preconditioner != "identity"
+    learns = isinstance(preconditioner, str) and not is_known(preconditioner)
     if learns and adapt == "warmup" and num_warmup == 0:
         raise ValueError(
             f"`preconditioner` is {preconditioner!r}, which learns during warm-up, and "

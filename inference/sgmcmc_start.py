@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,9 +13,11 @@ import optax
 
 from ppl_bnn.batch_density import BatchDensity
 from ppl_bnn.inference import batches, start
-from ppl_bnn.inference.estimators import plain
+from ppl_bnn.inference.estimators import at_anchor, plain
 from ppl_bnn.inference.preconditioner import diagonal
+from ppl_bnn.inference.sgmcmc_options import is_known
 from ppl_bnn.inference.sgmcmc_settings import Settings
+from ppl_bnn.inference.sgmcmc_transition import CoreStep, SGMCMCState, Step
 from ppl_bnn.inference.tree_math import dot, normal_like, times
 from ppl_bnn.prior_scale import prior_scales, prior_widths
 from ppl_bnn.target import Target
@@ -24,6 +26,75 @@ Tree = dict[str, jax.Array]
 
 POWER_ITERATIONS = 10
 NUDGE = 1e-2  # length of the difference by which a gradient's derivative is taken
+
+
+def begin(
+    rng_key: jax.Array,
+    position: Tree | None,
+    target: Target,
+    settings: Settings,
+    density: BatchDensity,
+    scales: dict[str, np.ndarray] | None,
+    core_init: Callable[[jax.Array, Tree, jax.Array], Any],
+    core_step: CoreStep,
+    preconditioner: Any,
+) -> tuple[SGMCMCState, jax.Array]:
+    """State of one chain, at `position` if it is given, and the largest curvature there."""
+    assert target.rows is not None
+    num_rows = target.rows.num_rows
+    keys = jax.random.split(rng_key, 6)
+    key_start, key_warm, key_core, key_place, key_curvature, rng_key = keys
+    if position is None:
+        values = start.initial_values(key_start, target, settings.init_strategy)
+        position = target.unconstrain(values)
+        if settings.warm_start:
+            assert scales is not None  # known before tracing, where no position is given
+            position = warm_start(key_warm, position, settings, density, num_rows, scales)
+    step_size, temperature = settings.step_size_at(0), settings.temperature_at(0)
+    core = core_init(key_core, position, temperature)
+
+    def first_info(core):
+        no_gradient = jnp.zeros(()), jax.tree.map(jnp.zeros_like, position)
+        first = Step(
+            number=jnp.int32(0),
+            rng_key=key_core,
+            gradient=lambda _: no_gradient,
+            potential=lambda _: jnp.zeros(()),
+            step_size=step_size,
+            temperature=temperature,
+            in_warmup=jnp.asarray(True),
+            by_site=lambda value: value,
+            noise=None,
+        )
+        return core_step(core, first)[1]
+
+    shapes = jax.eval_shape(first_info, core)
+    number = jnp.result_type(float)
+    info = jax.tree.map(lambda leaf: jnp.zeros(leaf.shape, number), shapes)
+    anchor = None
+    if settings.gradient != "plain":
+        anchor = at_anchor(position, density.all_rows)
+    curvature = largest_curvature(
+        key_curvature, position, settings, density, num_rows, preconditioner
+    )
+    state = SGMCMCState(
+        i=jnp.int32(0),
+        z=position,
+        core=core._replace(position=None),
+        anchor=anchor,
+        place=batches.first_place(key_place),
+        info=info,
+        potential_energy=jnp.zeros((), number),
+        step_size=step_size,
+        temperature=temperature,
+        is_kept=jnp.asarray(True),
+        failed_at=jnp.int32(-1),
+        failed_site=jnp.int32(-1),
+        num_warmup=jnp.int32(0),
+        data=target.fingerprint,
+        rng_key=rng_key,
+    )
+    return state, curvature
 
 
 def warm_start(
@@ -97,10 +168,10 @@ def largest_curvature(
     preconditioner G, a dictionary, it is that of G times the Hessian; 0 where G is not known yet.
     """
     scale = None
-    if isinstance(preconditioner, Mapping):
-        scale = diagonal(preconditioner).init(position)
-    elif preconditioner != "identity":
+    if not is_known(preconditioner):
         return jnp.zeros(())
+    if preconditioner != "identity":
+        scale = diagonal(preconditioner).init(position)
     key_batch, key_direction = jax.random.split(rng_key)
     index, _ = batches.draw(
         key_batch,

@@ -128,7 +128,8 @@ def _window(layer: nnx.Conv) -> nnx.Conv:
     window.in_features = window.out_features = 1
     kernel = layer.kernel[...]
     window.kernel_shape = (*kernel.shape[:-2], 1, 1)
-    setattr(window, "kernel", Constant(jnp.ones(window.kernel_shape, kernel.dtype)))  # noqa: B010
+    ones = jnp.ones(window.kernel_shape, kernel.dtype)
+    window.kernel = Constant(ones)  # type: ignore[assignment]
     return window
 
 

@@ -5,14 +5,16 @@ from ppl_bnn.arviz_export import to_arviz
 from ppl_bnn.diagnose import diagnose
 from ppl_bnn.draws import as_draws
 from ppl_bnn.function_space import function_space
-from ppl_bnn.inference.hmc_kernel import HMC
-from ppl_bnn.inference.rank1_elbo import Rank1ELBO
-from ppl_bnn.inference.rank1_guide import AutoRank1
-from ppl_bnn.inference.replica_exchange_kernel import ReplicaExchangeSGLD
-from ppl_bnn.inference.sghmc_kernel import SGHMC
-from ppl_bnn.inference.sgld_kernel import SGLD
-from ppl_bnn.inference.sgmcmc_kernel import SGMCMC
-from ppl_bnn.inference.sgnht_kernel import SGNHT
+from ppl_bnn.inference import (
+    HMC,
+    SGHMC,
+    SGLD,
+    SGMCMC,
+    SGNHT,
+    AutoRank1,
+    Rank1ELBO,
+    ReplicaExchangeSGLD,
+)
 from ppl_bnn.likelihood import full_batch, mini_batch
 from ppl_bnn.mesh import mesh
 from ppl_bnn.predict import predict

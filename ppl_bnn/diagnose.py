@@ -79,7 +79,9 @@ def diagnose(
         failed_at=failed_at,
         num_without_metropolis=_num_without_metropolis(stats),
         uses_batches="is_kept" in stats,
-        swap_rate=(stats["info.swap_rate"].mean(axis=1) if "info.swap_rate" in stats else None),
+        swap_rate=(
+            stats["info.swap_rate"].mean(axis=(0, 1)) if "info.swap_rate" in stats else None
+        ),
     )
 
 

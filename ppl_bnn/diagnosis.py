@@ -46,7 +46,7 @@ class Diagnosis:
     uses_batches
         Whether the kernel went by gradients of minibatches.
     swap_rate
-        Share of its steps in which each chain's replicas swapped, on average over pairs.
+        Share of steps in which replicas swapped, for each pair of neighbours.
     """
 
     rhat: RHat | None
@@ -156,9 +156,10 @@ def _sampler_lines(d: Diagnosis) -> list[str]:
         parts.append(f"mean acceptance {_each(d.acceptance)}")
     if d.bfmi is not None:
         parts.append(f"E-BFMI {_each(d.bfmi)}")
-    if d.swap_rate is not None:
-        parts.append(f"replicas swapped in a share of steps of {_each(d.swap_rate)}")
     lines = [f"Sampler, by chain: {'; '.join(parts)}"] if parts else []
+    if d.swap_rate is not None:
+        rates = " ".join(f"{rate:.1e}" for rate in d.swap_rate)
+        lines.append(f"Swaps a step, by pair of neighbouring replicas: {rates}")
     missing = [
         name for name, value in (("accept_prob", d.acceptance), ("energy", d.bfmi)) if value is None
     ]

@@ -131,12 +131,12 @@ def test_sampler_trouble():
 def test_stochastic_gradients():
     shape = (4, 500)
     draws = run()
-    own = {"is_kept": np.ones(shape, bool), "info.swap_rate": np.zeros(shape)}
+    own = {"is_kept": np.ones(shape, bool), "info.swap_rate": np.zeros((*shape, 2))}
     result = diagnose(dataclasses.replace(draws, stats=own), X)
     assert result.num_without_metropolis == 2000
     text = str(result)
     assert "2000 draws passed no Metropolis test: the size of the steps" in text
-    assert "swapped in a share of steps of 0.00" in text and "hardly swap" in text
+    assert "by pair of neighbouring replicas: 0.0e+00 0.0e+00" in text and "hardly swap" in text
     assert "half the `step_size`" in text
     assert "Not recorded" not in text and "metropolis=True" not in text
 

@@ -33,9 +33,9 @@ def model(x, y=None, prior=None):
 
 
 PARAMS = {
-    "net.r_loc": jnp.asarray(RNG.normal(1, 0.3, size=(K, 2)), jnp.float32),
-    "net.r_scale": jnp.asarray(RNG.uniform(0.05, 0.3, size=(K, 2)), jnp.float32),
-    "bias_point": jnp.float32(0.2),
+    "net.r_auto_loc": jnp.asarray(RNG.normal(1, 0.3, size=(K, 2)), jnp.float32),
+    "net.r_auto_scale": jnp.asarray(RNG.uniform(0.05, 0.3, size=(K, 2)), jnp.float32),
+    "bias_auto_point": jnp.float32(0.2),
 }
 
 
@@ -51,7 +51,7 @@ def normal_log(value, variance):
 
 def bound_by_hand():
     """Expected log likelihood, mean divergence and log prior of the bias."""
-    m, v = (np.asarray(PARAMS[f"net.r_{name}"], float) for name in ("loc", "scale"))
+    m, v = (np.asarray(PARAMS[f"net.r_auto_{name}"], float) for name in ("loc", "scale"))
     residual = Y[:, None] - X @ m.T - 0.2
     likelihood = normal_log(residual, NOISE**2).sum(0) - 0.5 * (X**2 @ v.T**2).sum(0) / NOISE**2
     divergence = np.log(PRIOR / v) + (v**2 + (m - 1) ** 2) / (2 * PRIOR**2) - 0.5
@@ -83,7 +83,7 @@ def test_the_log_mixture_is_never_below_the_average():
             options = {"seed": seed, "per_example": per_example}
             assert loss(objective="log_mixture", **options) < loss(**options)
     one = ppl_bnn.AutoRank1(model, num_components=1)
-    params = PARAMS | {name: PARAMS[name][:1] for name in ("net.r_loc", "net.r_scale")}
+    params = PARAMS | {name: PARAMS[name][:1] for name in ("net.r_auto_loc", "net.r_auto_scale")}
     mixed, average = (loss(one, params=params, objective=o) for o in ("log_mixture", "average"))
     assert mixed == pytest.approx(float(average), rel=1e-6)
 
@@ -92,12 +92,32 @@ def test_the_log_mixture_is_never_below_the_average():
 def test_the_objective_of_points(objective):
     """Members are points, so that everything is known."""
     guide = ppl_bnn.AutoRank1(model, num_components=K, family="delta")
-    members = np.asarray(PARAMS["net.r_loc"], float)
+    members = np.asarray(PARAMS["net.r_auto_loc"], float)
     rows = normal_log(Y[:, None] - X @ members.T - 0.2, NOISE**2)
     mean = np.log(np.exp(rows).mean(axis=1)) if objective == "log_mixture" else rows.mean(axis=1)
     penalty = normal_log(members - 1, PRIOR**2).sum(axis=1).mean()
     expected = -(mean.sum() + penalty + normal_log(0.2, 1.0))
     assert loss(guide, objective=objective) == pytest.approx(expected, rel=1e-5)
+
+
+@pytest.mark.parametrize("objective", ["average", "log_mixture"])
+def test_two_sites_and_a_parameter_of_the_model(objective):
+    """What is seen twice with half the weight is seen once; the model's parameter is the fit's."""
+
+    def twice(x, y=None):
+        noise = numpyro.param("noise_auto", 5.0)
+        r = numpyro.sample("net.r", dist.Normal(1.0, PRIOR).expand([2]).to_event(1))
+        bias = numpyro.sample("bias", dist.Normal(0, 1))
+        with numpyro.plate("data", len(x)), handlers.scale(scale=0.5):
+            for name in ("y", "y again"):
+                numpyro.sample(name, dist.Normal((x * r).sum(-1) + bias, noise), obs=y)
+
+    guide = ppl_bnn.AutoRank1(model, num_components=1, family="delta")
+    params = {"bias_auto_point": PARAMS["bias_auto_point"]}
+    params["net.r_auto_loc"] = PARAMS["net.r_auto_loc"][:1]
+    once = loss(guide, params=params, objective=objective)
+    both = loss(guide, params=params | {"noise_auto": NOISE}, model=twice, objective=objective)
+    assert both == pytest.approx(float(once), rel=1e-5)
 
 
 @pytest.mark.parametrize("objective", ["average", "log_mixture"])
@@ -117,7 +137,7 @@ def test_minibatches_have_the_full_objective_as_their_mean(objective):
 
 def test_a_tied_mean_leaves_the_scale_alone():
     apart = loss(tied_mean=False) - loss(tied_mean=True)
-    m = np.asarray(PARAMS["net.r_loc"])
+    m = np.asarray(PARAMS["net.r_auto_loc"])
     expected = ((m - 1) ** 2).sum(1).mean() / (2 * PRIOR**2)
     assert apart == pytest.approx(expected, rel=1e-3)
 
@@ -175,14 +195,14 @@ def test_where_locations_begin():
         trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
         return {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
 
-    loc = np.asarray(start(init_spread=0.2)["net.r_loc"])
+    loc = np.asarray(start(init_spread=0.2)["net.r_auto_loc"])
     assert loc.mean() == pytest.approx(1, abs=0.03) and loc.std() == pytest.approx(0.2, rel=0.1)
-    signs = np.asarray(start(random_sign=0.75)["net.r_loc"])
+    signs = np.asarray(start(random_sign=0.75)["net.r_auto_loc"])
     assert set(np.unique(signs)) == {-1, 1} and (signs > 0).mean() == pytest.approx(0.75, abs=0.05)
-    assert start(scale="shared")["net.r_scale"].shape == (500, 1)
-    assert "net.r_scale" not in start(scale="fixed")
-    assert "net.r_scale" not in start(family="delta")
-    assert set(start(family="half_cauchy")) == {"net.r_scale", "bias_point"}
+    assert start(scale="shared")["net.r_auto_scale"].shape == (500, 1)
+    assert "net.r_auto_scale" not in start(scale="fixed")
+    assert "net.r_auto_scale" not in start(family="delta")
+    assert set(start(family="half_cauchy")) == {"net.r_auto_scale", "bias_auto_point"}
 
 
 def test_what_cannot_be(as_users_run):

@@ -16,6 +16,7 @@ import ppl_bnn
 from ppl_bnn import schedules
 from ppl_bnn.draws import as_draws
 from ppl_bnn.inference import sgmcmc_transition
+from ppl_bnn.inference.preconditioner import rmsprop
 
 RNG = np.random.default_rng(0)
 N = 200
@@ -367,9 +368,10 @@ def test_the_limit_of_stability_is_that_of_the_precision(name):
     assert kernel.stability_limit(jax.random.key(0), X, Y) == pytest.approx(expected, rel=0.03)
 
 
-def test_a_learnt_preconditioner_has_no_limit_beforehand():
-    kernel = make("SGLD", preconditioner="rmsprop").sampler
-    with pytest.raises(ValueError, match="'rmsprop', which is learnt during warm-up"):
+@pytest.mark.parametrize("preconditioner", ["rmsprop", rmsprop()], ids=["name", "object"])
+def test_a_learnt_preconditioner_has_no_limit_beforehand(preconditioner):
+    kernel = make("SGLD", preconditioner=preconditioner).sampler
+    with pytest.raises(ValueError, match="which may learn during warm-up"):
         kernel.stability_limit(jax.random.key(0), X, Y)
 
 
