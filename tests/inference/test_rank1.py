@@ -102,15 +102,16 @@ def test_the_objective_of_points(objective):
 
 @pytest.mark.parametrize("objective", ["average", "log_mixture"])
 def test_two_sites_and_a_parameter_of_the_model(objective):
-    """What is seen twice with half the weight is seen once; the model's parameter is the fit's."""
+    """What is seen twice, with shares of its weight, is seen once; the parameter is the fit's."""
 
     def twice(x, y=None):
         noise = numpyro.param("noise_auto", 5.0)
         r = numpyro.sample("net.r", dist.Normal(1.0, PRIOR).expand([2]).to_event(1))
         bias = numpyro.sample("bias", dist.Normal(0, 1))
-        with numpyro.plate("data", len(x)), handlers.scale(scale=0.5):
-            for name in ("y", "y again"):
-                numpyro.sample(name, dist.Normal((x * r).sum(-1) + bias, noise), obs=y)
+        with numpyro.plate("data", len(x)):
+            for name, share in (("y", 0.25), ("y again", 0.75)):
+                with handlers.scale(scale=share):
+                    numpyro.sample(name, dist.Normal((x * r).sum(-1) + bias, noise), obs=y)
 
     guide = ppl_bnn.AutoRank1(model, num_components=1, family="delta")
     params = {"bias_auto_point": PARAMS["bias_auto_point"]}
