@@ -6,6 +6,8 @@ if __name__ != "ppl_bnn.inference":
         "(from the root of a checkout the bare name would load every class a second time)"
     )
 
+from ppl_bnn.inference.fitting import fit
+from ppl_bnn.inference.fitting_result import Fit
 from ppl_bnn.inference.hmc_kernel import HMC
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 from ppl_bnn.inference.rank1_guide import AutoRank1
@@ -22,6 +24,8 @@ __all__ = [
     "SGMCMC",
     "SGNHT",
     "AutoRank1",
+    "Fit",
     "Rank1ELBO",
     "ReplicaExchangeSGLD",
+    "fit",
 ]

@@ -102,7 +102,8 @@ class SGMCMC(ModelKernel):
         self._first_rows: tuple[tuple, dict] = (), {}
         if self.source is not None:
             num_rows = max(self.settings.batch_size, ROWS_LOOKED_AT)
-            self._first_rows = self.source.arguments(num_rows)
+            first = np.arange(min(num_rows, self.source.num_rows))
+            self._first_rows = self.source.arguments(first)
 
     def _core_init(self, rng_key: jax.Array, position: Tree, temperature: jax.Array) -> Any:
         raise NotImplementedError

@@ -12,8 +12,10 @@ from ppl_bnn.inference import (
     SGMCMC,
     SGNHT,
     AutoRank1,
+    Fit,
     Rank1ELBO,
     ReplicaExchangeSGLD,
+    fit,
 )
 from ppl_bnn.likelihood import full_batch, mini_batch
 from ppl_bnn.mesh import mesh
@@ -32,12 +34,14 @@ __all__ = [
     "SGMCMC",
     "SGNHT",
     "AutoRank1",
+    "Fit",
     "Rank1ELBO",
     "ReplicaExchangeSGLD",
     "RowSource",
     "as_draws",
     "datasets",
     "diagnose",
+    "fit",
     "full_batch",
     "function_space",
     "inference",

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ppl_bnn.density import density_terms, run_at
-from ppl_bnn.likelihood import ScaleRows
+from ppl_bnn.likelihood import ScaleSites
 from ppl_bnn.row_likelihood import row_log_likelihood
 from ppl_bnn.row_source import Fetched, RowSource
 from ppl_bnn.target import Position, Target
@@ -99,7 +99,7 @@ def _estimate(
     rows = target.rows
     assert rows is not None
     scale = rows.num_rows / batch_size
-    scaled = ScaleRows(target.model, rows, scale)
+    scaled = ScaleSites(target.model, rows.seen_by, scale)
 
     def on_one_device(position: Position, batch: list, temperature: jax.Array | float) -> jax.Array:
         trace, log_det = run_at(scaled, position, *rows.join(batch, others))
@@ -111,13 +111,12 @@ def _estimate(
     batch_likelihood = row_log_likelihood(
         target.model, rows._replace(num_rows=batch_size), mesh=target.mesh
     )
-    seen = frozenset(name for name, axis in rows.sites.items() if axis is not None)
 
     def on_a_mesh(position: Position, batch: list, temperature: jax.Array | float) -> jax.Array:
         leaves = jax.tree.leaves(rows.join(batch, others))
         trace, log_det = run_at(target.model, position, *rows.take(leaves, slice(0, 2)))
         values = {name: trace[name]["value"] for name in target.names}
-        remaining = density_terms(trace, log_det, temperature, skip=seen)
+        remaining = density_terms(trace, log_det, temperature, skip=rows.seen_by)
         return jnp.sum(remaining) + scale * batch_likelihood(values, leaves)[0]
 
     return on_a_mesh

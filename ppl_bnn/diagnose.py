@@ -14,7 +14,7 @@ from ppl_bnn.diagnosis import Diagnosis
 from ppl_bnn.draws import as_draws
 from ppl_bnn.function_space import parameter_draws
 from ppl_bnn.replay import Replay
-from ppl_bnn.rhat import RHat, named_arrays, rhat
+from ppl_bnn.rhat import RHat, named_arrays, refuse_components, rhat
 
 
 def diagnose(
@@ -51,6 +51,8 @@ def diagnose(
     if max_points < 1:
         raise ValueError(f"`max_points` must be at least 1, got {max_points}")
     found = as_draws(draws, model, group_by_chain=group_by_chain)
+    if not found.are_chains:
+        refuse_components("components of a fit, which need not agree")
     x, points = _thinned(x, max_points)
     replay = Replay(
         found,

@@ -5,13 +5,15 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import numpy as np
 from numpyro.infer import MCMC
 
 from ppl_bnn._arviz import posterior
+
+COMPONENTS = "chain"  # attribute of a data set whose chains are none: says what they are
 
 
 @dataclass(frozen=True)
@@ -28,12 +30,19 @@ class Draws:
         Sampler statistic -> array of shape (chain, draw, ...); empty where the engine has none.
     fitted
         Name of an argument of the model -> what the fit called it with; empty where not known.
+    shared
+        Site name -> array that is the same in all draws, kept once.
+    are_chains
+        Whether the leading axis holds chains of one sampler, which should agree, rather than
+        components or members, which need not.
     """
 
     samples: dict[str, np.ndarray]
     model: Callable | None = None
     stats: dict[str, np.ndarray] = field(default_factory=dict)
     fitted: dict[str, Any] = field(default_factory=dict)
+    shared: dict[str, np.ndarray] = field(default_factory=dict)
+    are_chains: bool = True
 
     @property
     def num_chains(self) -> int:
@@ -50,6 +59,15 @@ class Draws:
         return {name: value.reshape(-1, *value.shape[2:]) for name, value in self.samples.items()}
 
 
+@runtime_checkable
+class HasDraws(Protocol):
+    """A result that gives draws by itself, such as that of `ppl_bnn.fit`."""
+
+    def draws(self) -> Draws:
+        """As many draws as the result sees fit."""
+        ...
+
+
 def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool = False) -> Draws:
     """Bring the result of an engine into the one form that this package reads.
 
@@ -57,7 +75,8 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     ----------
     draws
         An `numpyro.infer.MCMC` that has run, a dictionary of samples, what `to_arviz` made (also
-        read back from a file; with `model`), or `Draws`.
+        read back from a file; with `model`), a `ppl_bnn.Fit`, a list of these (an ensemble, of
+        which every member takes the place of its components), or `Draws`.
     model
         The model that the draws belong to; by default the one that the MCMC ran.
     group_by_chain
@@ -80,6 +99,10 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     """
     if isinstance(draws, Draws):
         return draws if model is None else replace(draws, model=model)
+    if isinstance(draws, HasDraws):
+        return as_draws(draws.draws(), model)
+    if isinstance(draws, list) and draws and all(isinstance(d, HasDraws | Draws) for d in draws):
+        return _together([as_draws(member, model) for member in draws])
     if isinstance(draws, MCMC):
         if draws.last_state is None:
             raise ValueError("the MCMC given as `draws` holds no draws: call its `run` first")
@@ -95,7 +118,7 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
             samples=samples,
             model=getattr(draws.sampler, "model", None) if model is None else model,
             stats=kept_stats,
-            fitted=_by_name(getattr(draws.sampler, "model", None), draws._args, draws._kwargs),
+            fitted=by_name(getattr(draws.sampler, "model", None), draws._args, draws._kwargs),
         )
     saved = posterior(draws)
     if saved is not None:
@@ -108,12 +131,37 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
         _check_leading_axes(samples)
         return Draws(samples=samples, model=model)
     raise TypeError(
-        "`draws` must be an MCMC that has run, what `to_arviz` made, or a dictionary from site "
-        f"names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
+        "`draws` must be an MCMC that has run, what `fit` or `to_arviz` made, or a dictionary from "
+        f"site names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
     )
 
 
 Arrays = dict[str, np.ndarray]
+
+
+def _together(members: list[Draws]) -> Draws:
+    """An ensemble; what members share each within itself becomes draws of the whole."""
+    sizes = {member.num_draws for member in members}
+    if len(sizes) > 1:
+        raise ValueError(
+            f"the members given as `draws` have {sorted(sizes)} draws: all need the same number, "
+            "as in [member.draws(num_samples) for member in members]"
+        )
+    whole = [
+        member.samples
+        | {
+            name: np.broadcast_to(value, (member.num_chains, member.num_draws, *value.shape))
+            for name, value in member.shared.items()
+        }
+        for member in members
+    ]
+    sites = {tuple(sorted(samples)) for samples in whole}
+    if len(sites) > 1:
+        raise ValueError(
+            f"the members given as `draws` are of different models: their sites are {sorted(sites)}"
+        )
+    samples = {name: np.concatenate([m[name] for m in whole]) for name in whole[0]}
+    return replace(members[0], samples=samples, stats={}, shared={}, are_chains=False)
 
 
 def _kept(samples: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
@@ -129,7 +177,8 @@ def _kept(samples: Arrays, stats: Arrays) -> tuple[Arrays, Arrays]:
     return ({n: v[:, kept] for n, v in samples.items()}, {n: v[:, kept] for n, v in stats.items()})
 
 
-def _by_name(model: Callable | None, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+def by_name(model: Callable | None, args: tuple, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Arguments by the names that they have in the model."""
     if model is None:
         return {}
     try:

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ppl_bnn._arviz import from_groups
-from ppl_bnn.draws import as_draws
+from ppl_bnn.draws import COMPONENTS, as_draws
 from ppl_bnn.parameters import LOG_PROBS, parameters
 from ppl_bnn.replay import Replay
 
@@ -62,6 +62,8 @@ def function_space(
         distribution, ``log_probs`` for class labels, and in general the parameters that
         `ppl_bnn.parameters.parameters` names. A parameter that is the same for every row (a
         homoscedastic noise scale) has no point dimension; axes of length one are left out.
+        Components of a `ppl_bnn.Fit`, or members of an ensemble, take the place of chains; the
+        attribute `chain` says so, and `ppl_bnn.rhat` refuses them.
         The attribute `num_constant` counts, for each variable, the quantities that never change
         over all draws: ArviZ gives NaN as their R-hat, `ppl_bnn.rhat` leaves them out.
 
@@ -129,6 +131,8 @@ def parameter_draws(replay: Replay) -> xr.Dataset:
         "num_constant": json.dumps(num_constant),
         "inference_library": "numpyro",
     }
+    if not replay.draws.are_chains:
+        dataset.attrs[COMPONENTS] = "components of a fit, which need not agree"
     return dataset
 
 

@@ -1,11 +1,11 @@
-"""What a model function is, as text that is the same in every process."""
+"""What a model function, or a setting, is, as text that is the same in every process."""
 
 from __future__ import annotations
 
 import functools
 import types
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import jax
@@ -16,13 +16,13 @@ from numpyro.distributions import Distribution
 Number = bool | int | float | complex | str | bytes | None
 
 
-def identity(model: Callable) -> str:
+def identity(value: Any) -> str:
     """Code of a function, with what it holds: numbers, arrays, distributions, other functions.
 
     Of other objects (networks) it holds the type. Two models that differ only inside such an
     object, or in globals other than numbers, have the same identity.
     """
-    return repr(_identity(model, frozenset()))
+    return repr(_identity(value, frozenset()))
 
 
 def _identity(value: Any, above: frozenset[int]) -> Any:

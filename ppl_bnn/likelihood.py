@@ -8,7 +8,7 @@ model, every NumPyro algorithm takes them.
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
@@ -141,28 +141,29 @@ def mini_batch(
             for leaf, row in zip(jax.tree.leaves((args, kwargs)), rows.is_row, strict=True)
         ]
         few_args, few_kwargs = rows.take(leaves, index)
-        return ScaleRows(model, rows, rows.num_rows / batch_size)(*few_args, **few_kwargs)
+        scaled = ScaleSites(model, rows.seen_by, rows.num_rows / batch_size)
+        return scaled(*few_args, **few_kwargs)
 
     return transformed
 
 
-class ScaleRows(Messenger):
-    """Scales the log probability of the sites that see rows, and of no other."""
+class ScaleSites(Messenger):
+    """Scales the log probability of some sites, and of no other."""
 
-    def __init__(self, fn: Callable, rows: Rows, factor: float):
+    def __init__(self, fn: Callable, names: Collection[str], factor: jax.Array | float):
         super().__init__(fn)
-        self.rows, self.factor = rows, factor
+        self.names, self.factor = names, factor
 
     def process_message(self, msg: dict[str, Any]) -> None:
-        """Multiply the scale of a site that sees rows."""
-        if msg["type"] == "sample" and self.rows.sites.get(msg["name"]) is not None:
+        """Multiply the scale of one of the sites."""
+        if msg["type"] == "sample" and msg["name"] in self.names:
             msg["scale"] = self.factor if msg["scale"] is None else self.factor * msg["scale"]
 
 
 def _sees_rows(rows: Rows, msg: dict[str, Any]) -> bool:
     """Sites of the two-row run that mean nothing outside it."""
     if msg["type"] == "sample":
-        return rows.sites.get(msg["name"]) is not None
+        return msg["name"] in rows.seen_by
     if msg["type"] == "deterministic":
         return msg["name"] in rows.deterministic
     return msg["type"] == "plate"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from itertools import combinations
 
 import numpy as np
 from numpy.typing import ArrayLike
@@ -125,6 +126,36 @@ def total_variation(probs: ArrayLike, reference: ArrayLike) -> float:
     """Mean over points of the total variation distance between two predictions (point, class)."""
     probs, reference = _two_predictions(probs, reference)
     return float(np.mean(0.5 * np.sum(np.abs(probs - reference), axis=1)))
+
+
+def diversity(members: ArrayLike, y: ArrayLike) -> float:
+    """How often two members favour different classes, in units of the ensemble's error.
+
+    Parameters
+    ----------
+    members
+        Class probabilities of each member, shape (member, point, class), at least two; of a
+        prediction with ``return_draws=True``, ``prediction.draws.mean(axis=1)``.
+    y
+        Labels, shape (point,).
+
+    Returns
+    -------
+    float
+        Mean over pairs of members of the share of points at which they favour different classes,
+        divided by one minus the accuracy of their mean (Fort, Hu & Lakshminarayanan 2019;
+        Dusenberry et al. 2020). NaN where that accuracy is 1.
+    """
+    probs = np.asarray(members, dtype=float)
+    if probs.ndim != 3 or len(probs) < 2:
+        raise ValueError(
+            "`members` must have shape (member, point, class) with at least two members, got "
+            f"{probs.shape}"
+        )
+    error = 1 - accuracy(probs.mean(axis=0), y)
+    favoured = probs.argmax(axis=2)
+    apart = [np.mean(a != b) for a, b in combinations(favoured, 2)]
+    return float(np.mean(apart) / error) if error else math.nan
 
 
 def _same_shape(

@@ -20,6 +20,7 @@ from ppl_bnn.priors.by_name import how_to_write
 
 Shapes = dict[str, tuple[int, ...]]
 _num_rows: ContextVar[int | None] = ContextVar("rows that may have weights each", default=None)
+_dtype: ContextVar[Any] = ContextVar("type in which networks compute", default=None)
 
 
 @contextmanager
@@ -30,6 +31,16 @@ def weights_by_row(num_rows: int) -> Iterator[None]:
         yield
     finally:
         _num_rows.reset(token)
+
+
+@contextmanager
+def computing_in(dtype: Any) -> Iterator[None]:
+    """Let networks compute in another floating-point type; what they give is float32 again."""
+    token = _dtype.set(dtype)
+    try:
+        yield
+    finally:
+        _dtype.reset(token)
 
 
 def random_module(name: str, net: Any, prior: Prior) -> Callable[..., Any]:
@@ -108,9 +119,23 @@ def random_module(name: str, net: Any, prior: Prior) -> Callable[..., Any]:
         if not weights:
             sample_weights(*inputs, **kwargs)
         note_call(net, inputs, kwargs)
-        return network.apply(weights, *inputs, **kwargs)
+        dtype = _dtype.get()
+        if dtype is None:
+            return network.apply(weights, *inputs, **kwargs)
+        few_bits = _cast((weights, inputs, kwargs), dtype)
+        return _cast(network.apply(few_bits[0], *few_bits[1], **few_bits[2]), jnp.float32)
 
     return random_net
+
+
+def _cast(tree: Any, dtype: Any) -> Any:
+    """All floating-point arrays in another type."""
+
+    def cast(leaf: Any) -> Any:
+        is_float = hasattr(leaf, "dtype") and jnp.issubdtype(leaf.dtype, jnp.floating)
+        return jnp.asarray(leaf, dtype) if is_float else leaf
+
+    return jax.tree.map(cast, tree)
 
 
 def initial_weights(

@@ -78,7 +78,8 @@ class Replay:
         _check_plates(sites)
         drawn = draws.flat()
         latent = [name for name, site_ in sites.items() if _is_latent(site_)]
-        self.site = _observed_site(sites, latent, set(drawn), site)
+        self.shared = {n: jnp.asarray(v) for n, v in draws.shared.items() if n in latent}
+        self.site = _observed_site(sites, latent, {*drawn, *self.shared}, site)
         # Deterministic sites were recorded at the inputs of the fit and are computed afresh.
         self.samples = {name: drawn[name] for name in latent if name in drawn}
         self.num_samples = draws.num_chains * draws.num_draws
@@ -111,8 +112,10 @@ class Replay:
         row_args = tuple(np.asarray(value) for value in row_args)
         evaluate = jax.jit(
             jax.vmap(
-                lambda sample, args, rows: fn(self._distribution(sample, args), *rows),
-                in_axes=(0, None, None),
+                lambda sample, shared, args, rows: fn(
+                    self._distribution(sample | shared, args), *rows
+                ),
+                in_axes=(0, None, None, None),
             )
         )
         for start in range(0, self.num_points, self.points_batch_size):
@@ -130,7 +133,9 @@ class Replay:
 
         def shapes(num_rows: int) -> Any:
             return self._abstractly(
-                lambda sample, args: fn(self._distribution(sample, args)), num_rows, self.samples
+                lambda sample, args: fn(self._distribution(sample, args)),
+                num_rows,
+                self._first_draw(),
             )
 
         return jax.tree.map(
@@ -151,7 +156,8 @@ class Replay:
         for start in range(0, self.num_samples, self.batch_size):
             stop = min(start + self.batch_size, self.num_samples)
             index = slice(stop - self.batch_size, stop)
-            values = evaluate({name: v[index] for name, v in self.samples.items()}, args, rows)
+            samples = {name: v[index] for name, v in self.samples.items()}
+            values = evaluate(samples, self.shared, args, rows)
             leaves, structure = jax.tree.flatten(values)
             if not buffers:
                 buffers = [np.empty((self.num_samples, *v.shape[1:]), v.dtype) for v in leaves]
@@ -167,13 +173,16 @@ class Replay:
     def _distribution(self, sample: dict[str, Any], args: tuple, seed: int = 0) -> Any:
         return self._trace(sample, args, seed)[self.site]["fn"]
 
-    def _abstractly(self, run: Callable, num_rows: int, samples: dict[str, np.ndarray]) -> Any:
+    def _first_draw(self) -> dict[str, Any]:
+        return {name: value[0] for name, value in self.samples.items()} | self.shared
+
+    def _abstractly(self, run: Callable, num_rows: int, sample: dict[str, Any]) -> Any:
         """Shapes of ``run(sample, args)`` at `num_rows` rows, with the model's errors explained."""
         args = jax.tree.map(
             lambda v: jax.ShapeDtypeStruct((num_rows, *v.shape[1:]), jnp.result_type(v)), self.args
         )
         try:
-            return jax.eval_shape(run, {name: v[0] for name, v in samples.items()}, args)
+            return jax.eval_shape(run, sample, args)
         except (TypeError, ValueError) as error:
             shapes = ", ".join(str(v.shape) for v in jax.tree.leaves(self.args))
             raise ValueError(
@@ -208,7 +217,8 @@ class Replay:
         return axis
 
     def _check_determined(self, sites: dict[str, dict[str, Any]], latent: list[str]) -> None:
-        random = [name for name in latent if name not in self.samples and name != self.site]
+        given = {*self.samples, *self.shared, self.site}
+        random = [name for name in latent if name not in given]
         random += [name for name, site in sites.items() if site["type"] == "prng_key"]
         if not random:
             return
@@ -240,7 +250,7 @@ class Replay:
 
     def _first(self, num_rows: int, seed: int = 0) -> Any:
         """The distribution under the first draw at the first rows, computed at once."""
-        sample = {name: value[0] for name, value in self.samples.items()}
+        sample = self._first_draw()
         args = jax.tree.map(lambda v: jnp.asarray(v[:num_rows]), self.args)
         # A draw with NaN is the caller's to count, as in compiled code, which cannot raise.
         with numpyro.validation_enabled(False):

@@ -11,6 +11,7 @@ from scipy.special import ndtri
 from scipy.stats import rankdata
 
 from ppl_bnn._arviz import posterior
+from ppl_bnn.draws import COMPONENTS
 
 METHODS = {
     "rank": "Rank-normalised split R-hat (ArviZ)",
@@ -83,6 +84,14 @@ class RHat:
         return text
 
 
+def refuse_components(what: str) -> None:
+    """Refuse to judge the convergence of what did not come from chains."""
+    raise ValueError(
+        f"what stands in the place of chains are {what}: R-hat says nothing of them. Compare them "
+        "by `ppl_bnn.metrics.diversity`, or with the predictions of HMC."
+    )
+
+
 def rhat(draws: Any, method: str = "rank") -> RHat:
     """R-hat of every quantity, the constant ones left out and counted.
 
@@ -108,11 +117,16 @@ def rhat(draws: Any, method: str = "rank") -> RHat:
     Raises
     ------
     ValueError
-        For an unknown method, for fewer than 4 draws, and for "izmailov" of a single chain. "rank"
+        For an unknown method, for fewer than 4 draws, for components of a variational fit, which
+        are no chains, and for "izmailov" of a single chain. "rank"
         compares the two halves of a single chain, which shows drift but not a second mode.
     """
     if method not in METHODS:
         raise ValueError(f"`method` must be one of {sorted(METHODS)}, got {method!r}")
+    found = posterior(draws)
+    words = None if found is None else found.attrs.get(COMPONENTS)
+    if words:
+        refuse_components(words)
     variables = {}
     num_constant = num_nonfinite = 0
     arrays = named_arrays(draws)

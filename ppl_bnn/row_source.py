@@ -74,9 +74,9 @@ class RowSource:
     def __setstate__(self, state: dict[str, Any]) -> None:
         self.__init__(**state)  # type: ignore[misc]
 
-    def arguments(self, num_rows: int) -> tuple[tuple, dict[str, Any]]:
-        """The model's arguments for the first rows, to look at: positional, by name."""
-        rows = self._fetch(np.arange(min(num_rows, self.num_rows)))
+    def arguments(self, index: np.ndarray) -> tuple[tuple, dict[str, Any]]:
+        """The model's arguments for some rows, on the host: positional, by name."""
+        rows = self._fetch(index)
         return ((), dict(rows)) if self.is_mapping else (tuple(rows), {})
 
     def take(self, index: jax.Array) -> Fetched:
@@ -150,7 +150,7 @@ def refuse_row_statistics(model: Callable, source: RowSource) -> None:
     """
     found = []
     for num_rows in (ROWS_COMPARED, ROWS_COMPARED // 2):
-        args, kwargs = source.arguments(num_rows)
+        args, kwargs = source.arguments(np.arange(min(num_rows, source.num_rows)))
         trace = handlers.trace(handlers.seed(model, 0)).get_trace(*args, **kwargs)
         found.append({n: s["value"] for n, s in trace.items() if s["type"] == "deterministic"})
     names = [
@@ -175,6 +175,16 @@ def _kinds(batches: Any) -> str:
     return name
 
 
+def are_arrays(values: Any) -> bool:
+    """Whether these are arrays with rows, by position or by name."""
+    arrays = list(values.values()) if isinstance(values, Mapping) else values
+    return (
+        isinstance(arrays, tuple | list)
+        and bool(arrays)
+        and all(hasattr(a, "shape") and len(a.shape) and hasattr(a, "dtype") for a in arrays)
+    )
+
+
 def as_source(batches: Any) -> RowSource:
     """Rows of arrays on the host, by position or by name, or a source as it is.
 
@@ -190,11 +200,7 @@ def as_source(batches: Any) -> RowSource:
         return batches
     named = dict(batches) if isinstance(batches, Mapping) else None
     arrays: Sequence[Any] = list(named.values()) if named is not None else batches
-    if (
-        not isinstance(arrays, tuple | list)
-        or not arrays
-        or not all(hasattr(a, "shape") and len(a.shape) and hasattr(a, "dtype") for a in arrays)
-    ):
+    if not are_arrays(batches):
         raise ValueError(
             "`batches` must be the model's arguments, as a tuple of arrays or as a dictionary of "
             "them by name, or a `ppl_bnn.RowSource`, which reads rows by their numbers; got "

@@ -27,6 +27,11 @@ class Rows(NamedTuple):
     sites: dict[str, int | None]  # observed site -> axis (from the right) of its rows
     deterministic: frozenset[str]  # deterministic sites that have an axis of rows
 
+    @property
+    def seen_by(self) -> frozenset[str]:
+        """Observed sites that have an axis of rows."""
+        return frozenset(name for name, axis in self.sites.items() if axis is not None)
+
     def take(self, leaves: Sequence[Any], index: Any) -> tuple[tuple, dict]:
         """Model arguments that hold the rows `index` (a slice or an integer array)."""
         taken = [

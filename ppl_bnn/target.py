@@ -83,18 +83,7 @@ class Target:
         by_rows: bool = False,
     ):
         self.mesh, self.temperature = mesh, temperature
-        check_arguments(model, args, kwargs)
-        try:
-            shapes = abstract_trace(model, args, kwargs)
-        except Exception as error:
-            explained = explain_failure(error, model, args, kwargs)
-            if explained is error:
-                raise
-            raise explained from error
-        refuse_subsampling(shapes)
-        check_finite(model, args, kwargs, but_for=check_inputs(model, args, kwargs))
-        check_observations(model, args, kwargs, shapes)
-
+        checked_trace(model, args, kwargs)
         self.rows, self.probe = None, (args, kwargs)
         if by_rows or mesh is not None or chunk_size is not None:
             self.rows = find_rows(model, args, kwargs)
@@ -111,7 +100,6 @@ class Target:
         ]
         if not self.names:
             raise ValueError("the model has no latent sample site: there is nothing to infer.")
-        refuse_no_observations(model, args, kwargs, shapes)
         refuse_latents(self.sites, self.names)
         self.model = _with_constants(model, self.sites)
         self.has_deterministic = any(s["type"] == "deterministic" for s in self.sites.values())
@@ -150,7 +138,6 @@ class Target:
 
         if rows is None or row_log_likelihood is None:
             return plain
-        seen = frozenset(name for name, axis in rows.sites.items() if axis is not None)
 
         def by_rows(position: Position) -> jax.Array:
             args, kwargs = rows.take(leaves, slice(0, 2))
@@ -159,7 +146,7 @@ class Target:
             total, terms = row_log_likelihood(values, leaves)
             # the terms carry no gradient; this zero does
             carrier = total - jax.lax.stop_gradient(total)
-            others = density_terms(trace, log_det, self.temperature, skip=seen)
+            others = density_terms(trace, log_det, self.temperature, skip=rows.seen_by)
             return jnp.concatenate([others, carrier[None], jax.lax.stop_gradient(terms)])
 
         return by_rows
@@ -249,6 +236,29 @@ class Target:
             pairs = zip(leaves, self.rows.is_row, strict=True)
             leaves = [leaf[: self.rows.num_rows] if row else leaf for leaf, row in pairs]
         return jax.tree.unflatten(self.data.treedef, leaves)
+
+
+def checked_trace(model: Callable, args: tuple, kwargs: dict) -> dict[str, dict]:
+    """What `abstract_trace` gives, once the arguments and what is observed have been checked.
+
+    Raises
+    ------
+    ValueError
+        Names the argument or site, and what is wrong.
+    """
+    check_arguments(model, args, kwargs)
+    try:
+        shapes = abstract_trace(model, args, kwargs)
+    except Exception as error:
+        explained = explain_failure(error, model, args, kwargs)
+        if explained is error:
+            raise
+        raise explained from error
+    refuse_subsampling(shapes)
+    check_finite(model, args, kwargs, but_for=check_inputs(model, args, kwargs))
+    check_observations(model, args, kwargs, shapes)
+    refuse_no_observations(model, args, kwargs, shapes)
+    return shapes
 
 
 def _strong(leaf: jax.Array) -> jax.Array:

@@ -1,6 +1,7 @@
 """Data of the field, read, checked, split and scaled as its papers do."""
 
 from ppl_bnn.datasets.cifar import cifar10, cifar100
+from ppl_bnn.datasets.corruptions import CORRUPTIONS, GREY_CORRUPTIONS, corrupt
 from ppl_bnn.datasets.dataset import Dataset, Series
 from ppl_bnn.datasets.elastic import elastic, elastic_mnist
 from ppl_bnn.datasets.imdb import imdb
@@ -13,6 +14,8 @@ from ppl_bnn.datasets.standardize import Standardized, Units, standardize
 from ppl_bnn.datasets.uci import uci
 
 __all__ = [
+    "CORRUPTIONS",
+    "GREY_CORRUPTIONS",
     "Dataset",
     "Labels",
     "Series",
@@ -20,6 +23,7 @@ __all__ = [
     "Units",
     "cifar10",
     "cifar100",
+    "corrupt",
     "elastic",
     "elastic_mnist",
     "encode_labels",

@@ -1,0 +1,226 @@
+"""Fitting a variational guide: minibatches, optimizer, validation, checkpoints, devices."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh
+from numpyro.distributions import Delta
+from numpyro.infer import SVI, TraceMeanField_ELBO
+
+from ppl_bnn.arguments import check_integer, is_number
+from ppl_bnn.checks import base
+from ppl_bnn.identity import identity
+from ppl_bnn.inference.fitting_checkpoint import Checkpoints, Saved
+from ppl_bnn.inference.fitting_loop import Loop
+from ppl_bnn.inference.fitting_result import Fit, Values, guide_sites
+from ppl_bnn.inference.fitting_score import Score
+from ppl_bnn.inference.fitting_step import FitState, Problem
+from ppl_bnn.inference.fitting_stream import Arguments, as_stream
+from ppl_bnn.inference.rank1_elbo import Rank1ELBO
+from ppl_bnn.inference.rank1_guide import AutoRank1
+from ppl_bnn.mesh import DATA, check_mesh, size
+from ppl_bnn.row_checks import check_rows
+from ppl_bnn.rows import Rows, find_rows
+from ppl_bnn.target import checked_trace
+
+DTYPES = (jnp.float32, jnp.bfloat16, jnp.float16)
+
+
+def fit(
+    model: Callable,
+    guide: Callable,
+    data: Any,
+    *,
+    num_epochs: int,
+    batch_size: int | None = None,
+    objective: Any = None,
+    optimizer: optax.GradientTransformation | None = None,
+    kl_schedule: Callable | float | None = None,
+    validation: Any = None,
+    num_rows: int | None = None,
+    mesh: Mesh | None = None,
+    compute_dtype: Any = None,
+    checkpoint: Any = None,
+    progress_bar: bool = True,
+    rng_key: jax.Array | None = None,
+    model_kwargs: dict[str, Any] | None = None,
+) -> Fit:
+    """Fit a variational guide to data, minibatch by minibatch.
+
+    Parameters
+    ----------
+    model : callable
+        A NumPyro model whose observed sites sit in a plate over the rows of its arguments, as for
+        `ppl_bnn.full_batch`; not a `mini_batch` one.
+    guide : callable
+        `ppl_bnn.AutoRank1`, an automatic guide of NumPyro's, or one written by hand.
+    data : tuple, dict, RowSource or iterable
+        The model's arguments: arrays with a row for each datum, by position or by name, or a
+        `ppl_bnn.RowSource` of them. Each epoch goes through all rows in a new order. Or an iterable
+        of batches, each such a tuple or dictionary, which is passed over once an epoch; then give
+        `num_rows`, the number of rows in all.
+    num_epochs : int
+        Passes over the data.
+    batch_size : int, optional
+        Rows of a step, for all but iterables. With `Rank1ELBO`'s "tiled" assignment the network
+        sees each of them once for each component.
+    objective : ELBO, optional
+        `Rank1ELBO()` by default for an `AutoRank1`, NumPyro's `TraceMeanField_ELBO()` else. The
+        likelihood of a batch is scaled by N / B.
+    optimizer : optax.GradientTransformation, optional
+        Adam with step size 0.001 by default. It sees the gradient of the objective divided by the
+        number of all rows, as usual for networks, in the guide's unconstrained parameters.
+    kl_schedule : callable or float, optional
+        The weight of the divergence of latent sites from their priors, or from the number of steps
+        taken to this weight, as any optax schedule: ``optax.linear_schedule(0.0, 1.0, 1000)``
+        rises to the evidence lower bound. Priors of sites that are points always count in full.
+    validation : tuple or dict, optional
+        Arguments as in `data` to measure the log predictive density on after each epoch.
+    mesh : jax.sharding.Mesh, optional
+        The rows of each batch are divided over its ``"data"`` axis; `ppl_bnn.mesh` makes one.
+    compute_dtype : dtype, optional
+        In which networks compute, ``jnp.bfloat16`` say; parameters and likelihoods stay float32.
+    checkpoint : path, optional
+        A folder in which the state is kept at the end of an epoch, at most once a minute, and
+        whenever the fit ends. The same call goes on from there, also with more epochs; it takes the
+        same steps as if it had not been stopped.
+    progress_bar : bool
+        Whether to show one, with loss and validation.
+    rng_key : jax.Array, optional
+        ``jax.random.key(0)`` by default.
+    model_kwargs : dict, optional
+        Further keyword arguments of the model, handed over whole.
+
+    Returns
+    -------
+    Fit
+        For `predict` and `function_space`. Where a step would make the loss or a parameter
+        something that is not finite, the fit stops there, keeps what it has and warns, with the
+        step and the sites. Ctrl-C too ends it with what there is.
+
+    Raises
+    ------
+    ValueError
+        Before the first step: if an argument is none of the above, the data are not finite or do
+        not fit the model, the model's likelihood is no product over rows, or the objective is not
+        finite at the start.
+    """
+    rng_key = jax.random.key(0) if rng_key is None else rng_key
+    key_init, key_order, key_steps, key_draws = jax.random.split(rng_key, 4)
+    check_integer("num_epochs", num_epochs, 1)
+    check_mesh(mesh)
+    stream = as_stream(data, batch_size, num_rows, key_order)
+    weight = _kl_schedule(kl_schedule)
+    if compute_dtype is not None and jnp.dtype(compute_dtype) not in map(jnp.dtype, DTYPES):
+        names = [jnp.dtype(kind).name for kind in DTYPES]
+        raise ValueError(f"`compute_dtype` must be one of {names}, got {compute_dtype!r}.")
+    others = model_kwargs or {}
+
+    first = stream.first[0], stream.first[1] | others
+    sites = checked_trace(model, *first)
+    rows = find_rows(model, *first)
+    assert rows is not None  # something is observed, says `checked_trace`
+    check_rows(model, jax.tree.leaves(first), rows)
+    score = None if validation is None else _score(model, validation, others)
+    devices = size(mesh, DATA)
+    if batch_size is not None and batch_size % devices:
+        raise ValueError(
+            f"`batch_size` is {batch_size}, which does not divide among the {devices} devices of "
+            f"`mesh`: take a multiple of {devices}."
+        )
+
+    probe = rows.take(jax.tree.leaves(first), slice(0, batch_size or rows.num_rows))
+    if objective is None:
+        objective = Rank1ELBO() if isinstance(guide, AutoRank1) else TraceMeanField_ELBO()
+    optimizer = optax.adam(1e-3) if optimizer is None else optimizer
+    svi = SVI(model, guide, optax.identity(), objective)
+    svi_state = svi.init(key_init, *probe[0], **probe[1])
+    params = svi.optim.get_params(svi_state.optim_state)
+    constrain = jax.jit(svi.constrain_fn)
+    problem = Problem(
+        model=model,
+        guide=guide,
+        objective=objective,
+        optimizer=optimizer,
+        constrain=svi.constrain_fn,
+        rows=rows,
+        num_rows=stream.num_rows,
+        annealed=_annealed(guide, constrain(params), probe, sites, rows),
+        kl_schedule=weight,
+        compute_dtype=compute_dtype,
+        rng_key=key_steps,
+    )
+    no_step, none = jnp.int32(0), jnp.int32(-1)
+    state = FitState(no_step, params, optimizer.init(params), none)
+    saved = Saved(state, np.zeros(0, np.float32), np.zeros((0, 2)), 0, constrain(params))
+    checkpoints = None
+    if checkpoint is not None:
+        told = {
+            "model": identity(model),
+            "guide": identity(guide),
+            "objective": identity(vars(objective)),
+            "optimizer": identity(optimizer.update),
+            "kl_schedule": identity(weight),
+            "rng_key": identity(jax.random.key_data(key_steps)),
+            "data": f"{stream.num_rows} rows, {batch_size} a step, {identity(stream.first)}",
+            "model_kwargs": identity(others),
+        }
+        checkpoints = Checkpoints(checkpoint, told)
+        saved = checkpoints.restore(state, saved.best_params) or saved
+    own_params = frozenset(n for n, s in sites.items() if s["type"] == "param")
+    result = partial(
+        Fit,
+        model=model,
+        guide=guide,
+        _own_params=own_params,
+        _rng_key=key_draws,
+        _probe=probe,
+    )
+    loop = Loop(problem, stream, others, score, checkpoints, mesh, result)
+    try:
+        return loop.run(saved, num_epochs, progress_bar)
+    finally:
+        if checkpoints is not None:
+            checkpoints.close()
+
+
+def _kl_schedule(kl_schedule: Callable | float | None) -> Callable | None:
+    if kl_schedule is None or callable(kl_schedule):
+        return kl_schedule
+    if not (is_number(kl_schedule) and 0 <= kl_schedule < np.inf):
+        raise ValueError(
+            "`kl_schedule` must be a function from steps to weights or a weight of at least 0, got "
+            f"{kl_schedule!r}."
+        )
+    return optax.constant_schedule(kl_schedule)
+
+
+def _annealed(
+    guide: Callable, params: Values, probe: Arguments, sites: dict[str, dict], rows: Rows
+) -> frozenset[str]:
+    """Sites whose divergence the schedule weighs: those that the guide does not make points."""
+    own = guide_sites(guide, params, probe)
+    latent = {n for n, s in sites.items() if s["type"] == "sample" and n not in rows.sites}
+    if set(own) - latent:  # one vector for all sites
+        return frozenset(own) | latent
+    return frozenset(name for name, fn in own.items() if not isinstance(base(fn), Delta))
+
+
+def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
+    stream = as_stream(validation, 1, None, jax.random.key(0))
+    arguments = stream.first[0], stream.first[1] | others
+    try:
+        checked_trace(model, *arguments)
+    except ValueError as error:
+        error.add_note("This is about `validation`.")
+        raise
+    rows = find_rows(model, *arguments)
+    assert rows is not None
+    return Score(model, arguments, rows)

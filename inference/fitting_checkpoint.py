@@ -1,0 +1,112 @@
+"""Where a fit keeps its state on disk, to go on from after it was stopped."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+import orbax.checkpoint as ocp
+
+from ppl_bnn.inference.fitting_step import FitState
+
+Values = dict[str, jax.Array]
+
+
+class Saved(NamedTuple):
+    """All that a fit remembers."""
+
+    state: FitState
+    losses: np.ndarray  # (steps,)
+    validation: np.ndarray  # (epochs, 2)
+    num_epochs: int  # done
+    best_params: Values  # constrained; those of the state while there is no validation
+
+
+class Checkpoints:
+    """A folder that holds the last state of one fit.
+
+    Parameters
+    ----------
+    folder : str or Path
+        Is made where it is not there.
+    told : dict
+        By what a fit is known, word by word.
+    """
+
+    def __init__(self, folder: Any, told: dict[str, str]):
+        path = Path(folder).expanduser().resolve()
+        if path.exists() and not path.is_dir():
+            raise ValueError(f"`checkpoint` must be a folder, but {path} is a file.")
+        self.path, self.told = path, told
+        self.manager = ocp.CheckpointManager(
+            path,
+            options=ocp.CheckpointManagerOptions(
+                max_to_keep=1, create=True, enable_async_checkpointing=False
+            ),
+        )
+
+    def restore(self, like: FitState, like_best: Values) -> Saved | None:
+        """What was saved last, or None.
+
+        Raises
+        ------
+        ValueError
+            If the folder holds the state of another fit; says what differs.
+        """
+        number = self.manager.latest_step()
+        if number is None:
+            return None
+        restore = self.manager.restore
+        kept = restore(number, args=ocp.args.Composite(told=ocp.args.JsonRestore()))["told"]
+        differ = [name for name, text in self.told.items() if kept["told"].get(name) != text]
+        if differ:
+            raise ValueError(
+                f"`checkpoint` names {self.path}, which holds a fit with another "
+                f"{', '.join(differ)}: give another folder, or remove this one to begin anew."
+            )
+        template = _leaves(like, like_best)
+        history = {
+            "losses": np.zeros(kept["num_losses"], np.float32),
+            "validation": np.zeros((kept["num_validations"], 2)),
+        }
+        args = ocp.args.Composite(
+            state=ocp.args.StandardRestore(template | history),
+        )
+        found = restore(number, args=args)["state"]
+        treedef = jax.tree.structure((like, like_best))
+        state, best = jax.tree.unflatten(treedef, [found[str(i)] for i in range(len(template))])
+        losses, validation = (np.asarray(found[name]) for name in ("losses", "validation"))
+        return Saved(state, losses, validation, kept["num_epochs"], best)
+
+    def save(self, saved: Saved) -> None:
+        """Keep this in place of what was kept before."""
+        told = {
+            "told": self.told,
+            "num_losses": len(saved.losses),
+            "num_validations": len(saved.validation),
+            "num_epochs": saved.num_epochs,
+        }
+        arrays = _leaves(saved.state, saved.best_params) | {
+            "losses": saved.losses.astype(np.float32),
+            "validation": saved.validation,
+        }
+        if len(saved.losses) == self.manager.latest_step():
+            return
+        self.manager.save(
+            len(saved.losses),
+            args=ocp.args.Composite(
+                state=ocp.args.StandardSave(arrays), told=ocp.args.JsonSave(told)
+            ),
+        )
+        self.manager.wait_until_finished()
+
+    def close(self) -> None:
+        """Let go of the folder."""
+        self.manager.close()
+
+
+def _leaves(state: FitState, best_params: Values) -> dict[str, Any]:
+    # by number, since the optimizer's own containers are not orbax's business
+    return {str(i): leaf for i, leaf in enumerate(jax.tree.leaves((state, best_params)))}

@@ -1,0 +1,207 @@
+"""The loop of `fit`: steps, a bar, validation and a checkpoint after each epoch, clean ends."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from tqdm.auto import tqdm
+
+from ppl_bnn.inference.fitting_checkpoint import Checkpoints, Saved
+from ppl_bnn.inference.fitting_result import Fit
+from ppl_bnn.inference.fitting_score import Score
+from ppl_bnn.inference.fitting_step import FitState, Problem
+from ppl_bnn.inference.fitting_stream import Arguments, IterableStream, RowStream
+from ppl_bnn.interrupts import stop_requests
+from ppl_bnn.mesh import DATA
+
+SECONDS_BETWEEN_CHECKPOINTS = 60.0
+WATCH = 50  # steps between looks at the loss, each of which waits for the device
+VALIDATION_SAMPLES = 4  # of each component
+
+
+class Loop:
+    """A fit under way.
+
+    Parameters
+    ----------
+    problem, stream
+        What is fitted, to what.
+    others : dict
+        Keyword arguments of the model that hold no rows.
+    score, checkpoints, mesh
+        As `fit` has them, each of which may be None.
+    result : callable
+        Makes a `Fit` of parameters, losses, validation, failed_at and best parameters.
+    """
+
+    def __init__(
+        self,
+        problem: Problem,
+        stream: RowStream | IterableStream,
+        others: dict[str, Any],
+        score: Score | None,
+        checkpoints: Checkpoints | None,
+        mesh: Mesh | None,
+        result: Callable[..., Fit],
+    ):
+        self.problem, self.stream, self.others = problem, stream, others
+        self.score, self.checkpoints, self.mesh = score, checkpoints, mesh
+        self.result, self.constrain = result, jax.jit(problem.constrain)
+        self.step = jax.jit(problem.step)
+        # what cannot be read twice is looked at in every step, to be there if one fails
+        self.watch = 1 if isinstance(stream, IterableStream) else WATCH
+        self.recent: list[jax.Array] = []
+        self.kept_at = -np.inf  # on the clock
+
+    def run(self, saved: Saved, num_epochs: int, progress_bar: bool) -> Fit:
+        """Take all steps that are left from the saved state on."""
+        self.saved, self.state = saved, self._replicate(saved.state)
+        total = self.stream.num_steps(num_epochs)
+        with (
+            tqdm(
+                total=total, initial=self.num_steps, desc="fit", disable=not progress_bar
+            ) as progress,
+            stop_requests() as is_asked_to_stop,
+        ):
+            stopped = None if saved.num_epochs >= num_epochs else "there were no more batches"
+            try:
+                for batch in self.stream.from_step(self.num_steps) if stopped else ():
+                    self._take(batch.arguments)
+                    if batch.ends_epoch or len(self.recent) % self.watch == 0:
+                        if int(self.state.failed_at) >= 0:
+                            return self._failed(batch.arguments)
+                        if batch.ends_epoch:
+                            self._end_epoch()
+                        self._show(progress)
+                    if self.saved.num_epochs >= num_epochs:
+                        stopped = None
+                        break
+                    if is_asked_to_stop():
+                        stopped = "it was interrupted"
+                        break
+            except Exception as error:
+                if not self.num_steps:
+                    raise
+                stopped = f"{type(error).__name__}: {error}"
+        if int(self.state.failed_at) >= 0:
+            return self._failed(None)
+        self._keep()
+        if stopped:
+            kept = "" if self.checkpoints is None else ", and the same call goes on from there"
+            warnings.warn(
+                f"the fit stops after {self.num_steps} steps, before the end: {stopped}. What "
+                f"there is is returned{kept}.",
+                RuntimeWarning,
+                stacklevel=3,
+            )
+        return self._finish(None)
+
+    @property
+    def num_steps(self) -> int:
+        """Steps taken."""
+        return len(self.saved.losses) + len(self.recent)
+
+    def _take(self, arguments: Arguments) -> None:
+        self.state, loss = self.step(self.state, self._place(arguments))
+        self.recent.append(loss)
+        if self.num_steps == 1 and int(self.state.failed_at) >= 0:
+            self.recent = []
+            why = self.problem.explain(self.state, self._place(arguments))
+            raise ValueError(
+                f"the fit cannot start: {why}. Begin elsewhere (the guide's initial values), "
+                "narrow the priors, or check the scale of inputs and targets."
+            )
+
+    def _fold(self) -> None:
+        """Move the losses of late from the device to what is to be saved."""
+        losses = np.concatenate([self.saved.losses, np.asarray(jnp.asarray(self.recent))])
+        self.saved = self.saved._replace(state=self.state, losses=losses.astype(np.float32))
+        self.recent = []
+
+    def _end_epoch(self) -> None:
+        self._fold()
+        params = self.constrain(self.state.params)
+        if self.score is None:
+            self.saved = self.saved._replace(best_params=params)
+        else:
+            fit = self.result(params, self.saved.losses, self.saved.validation, None, None)
+            found = self.score(fit.draws(VALIDATION_SAMPLES), fit.own_params)
+            before = self.saved.validation
+            if not len(before) or found < np.nanmin(before[:, 1]):
+                self.saved = self.saved._replace(best_params=params)
+            validation = np.concatenate([before, [[len(self.saved.losses), found]]])
+            self.saved = self.saved._replace(validation=validation)
+        self.saved = self.saved._replace(num_epochs=self.saved.num_epochs + 1)
+        if time.monotonic() - self.kept_at > SECONDS_BETWEEN_CHECKPOINTS:
+            self._keep()
+
+    def _keep(self) -> None:
+        if self.recent:
+            self._fold()
+        if self.checkpoints is not None:
+            self.checkpoints.save(self.saved)
+            self.kept_at = time.monotonic()
+
+    def _show(self, progress: tqdm) -> None:
+        last = self.recent[-1] if self.recent else self.saved.losses[-1]
+        shown = {"loss": f"{float(last):.4g}"}
+        if len(self.saved.validation):
+            shown["validation"] = f"{self.saved.validation[-1, 1]:.4g}"
+        progress.set_postfix(shown, refresh=False)
+        progress.update(self.num_steps - progress.n)
+
+    def _failed(self, arguments: Arguments | None) -> Fit:
+        """The fit up to the step that would have made something not finite."""
+        number = int(self.state.failed_at)
+        if isinstance(self.stream, RowStream):
+            arguments = next(self.stream.from_step(number)).arguments
+        why = ""
+        if arguments is not None:
+            why = f": {self.problem.explain(self.state, self._place(arguments))}"
+        if self.recent:
+            self._fold()
+        self.saved = self.saved._replace(losses=self.saved.losses[:number])
+        warnings.warn(
+            f"step {number} would give values that are not finite{why}. The fit stops before it "
+            "and returns what there is. Lower the step size or clip gradients; for heavy-tailed "
+            "factors, give `models.rank1(net, clip=10.0)`.",
+            RuntimeWarning,
+            stacklevel=4,
+        )
+        return self._finish(number)
+
+    def _finish(self, failed_at: int | None) -> Fit:
+        if self.recent:
+            self._fold()
+        best = self.saved.best_params if len(self.saved.validation) else None
+        params = self.constrain(self.state.params)
+        return self.result(params, self.saved.losses, self.saved.validation, failed_at, best)
+
+    def _place(self, arguments: Arguments) -> Arguments:
+        """On the devices: rows divided among them, all else whole on each."""
+        args, kwargs = arguments[0], arguments[1] | self.others
+        leaves, treedef = jax.tree.flatten((args, kwargs))
+        if treedef != self.problem.rows.treedef:
+            raise ValueError(f"a batch came as {treedef}, after {self.problem.rows.treedef}")
+        if self.mesh is None:
+            return args, kwargs
+        rows, others = (
+            NamedSharding(self.mesh, spec) for spec in (PartitionSpec(DATA), PartitionSpec())
+        )
+        placed = [
+            jax.device_put(leaf, rows if is_row else others)
+            for leaf, is_row in zip(leaves, self.problem.rows.is_row, strict=True)
+        ]
+        return jax.tree.unflatten(treedef, placed)
+
+    def _replicate(self, state: FitState) -> FitState:
+        if self.mesh is None:
+            return state
+        return jax.device_put(state, NamedSharding(self.mesh, PartitionSpec()))
