@@ -155,7 +155,6 @@ def fit(
         annealed=_annealed(guide, constrain(params), probe, sites, rows),
         kl_schedule=weight,
         compute_dtype=compute_dtype,
-        rng_key=key_steps,
     )
     no_step, none = jnp.int32(0), jnp.int32(-1)
     state = FitState(no_step, params, optimizer.init(params), none)
@@ -183,7 +182,7 @@ def fit(
         _rng_key=key_draws,
         _probe=probe,
     )
-    loop = Loop(problem, stream, others, score, checkpoints, mesh, result)
+    loop = Loop(problem, stream, key_steps, others, score, checkpoints, mesh, result)
     try:
         return loop.run(saved, num_epochs, progress_bar)
     finally:

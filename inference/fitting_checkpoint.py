@@ -71,10 +71,10 @@ class Checkpoints:
             "losses": np.zeros(kept["num_losses"], np.float32),
             "validation": np.zeros((kept["num_validations"], 2)),
         }
-        args = ocp.args.Composite(
-            state=ocp.args.StandardRestore(template | history),
-        )
-        found = restore(number, args=args)["state"]
+        empty = {name: array for name, array in history.items() if not array.size}
+        wanted = {name: array for name, array in (template | history).items() if name not in empty}
+        args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
+        found = restore(number, args=args)["state"] | empty
         treedef = jax.tree.structure((like, like_best))
         state, best = jax.tree.unflatten(treedef, [found[str(i)] for i in range(len(template))])
         losses, validation = (np.asarray(found[name]) for name in ("losses", "validation"))
@@ -88,10 +88,9 @@ class Checkpoints:
             "num_validations": len(saved.validation),
             "num_epochs": saved.num_epochs,
         }
-        arrays = _leaves(saved.state, saved.best_params) | {
-            "losses": saved.losses.astype(np.float32),
-            "validation": saved.validation,
-        }
+        history = {"losses": saved.losses.astype(np.float32), "validation": saved.validation}
+        arrays = _leaves(saved.state, saved.best_params)
+        arrays |= {name: array for name, array in history.items() if array.size}  # orbax's wish
         if len(saved.losses) == self.manager.latest_step():
             return
         self.manager.save(

@@ -31,8 +31,8 @@ class Loop:
 
     Parameters
     ----------
-    problem, stream
-        What is fitted, to what.
+    problem, stream, rng_key
+        What is fitted, to what, with which key for all steps.
     others : dict
         Keyword arguments of the model that hold no rows.
     score, checkpoints, mesh
@@ -45,13 +45,14 @@ class Loop:
         self,
         problem: Problem,
         stream: RowStream | IterableStream,
+        rng_key: jax.Array,
         others: dict[str, Any],
         score: Score | None,
         checkpoints: Checkpoints | None,
         mesh: Mesh | None,
         result: Callable[..., Fit],
     ):
-        self.problem, self.stream, self.others = problem, stream, others
+        self.problem, self.stream, self.rng_key, self.others = problem, stream, rng_key, others
         self.score, self.checkpoints, self.mesh = score, checkpoints, mesh
         self.result, self.constrain = result, jax.jit(problem.constrain)
         self.step = jax.jit(problem.step)
@@ -109,11 +110,11 @@ class Loop:
         return len(self.saved.losses) + len(self.recent)
 
     def _take(self, arguments: Arguments) -> None:
-        self.state, loss = self.step(self.state, self._place(arguments))
+        self.state, loss = self.step(self.state, self.rng_key, self._place(arguments))
         self.recent.append(loss)
         if self.num_steps == 1 and int(self.state.failed_at) >= 0:
             self.recent = []
-            why = self.problem.explain(self.state, self._place(arguments))
+            why = self.problem.explain(self.state, self.rng_key, self._place(arguments))
             raise ValueError(
                 f"the fit cannot start: {why}. Begin elsewhere (the guide's initial values), "
                 "narrow the priors, or check the scale of inputs and targets."
@@ -164,7 +165,7 @@ class Loop:
             arguments = next(self.stream.from_step(number)).arguments
         why = ""
         if arguments is not None:
-            why = f": {self.problem.explain(self.state, self._place(arguments))}"
+            why = f": {self.problem.explain(self.state, self.rng_key, self._place(arguments))}"
         if self.recent:
             self._fold()
         self.saved = self.saved._replace(losses=self.saved.losses[:number])

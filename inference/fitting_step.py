@@ -44,9 +44,10 @@ class Problem(NamedTuple):
     annealed: frozenset[str]  # sites whose divergence from the prior is weighted
     kl_schedule: Callable | None
     compute_dtype: Any
-    rng_key: jax.Array
 
-    def loss(self, params: Values, step: jax.Array, arguments: Any) -> jax.Array:
+    def loss(
+        self, params: Values, step: jax.Array, rng_key: jax.Array, arguments: Any
+    ) -> jax.Array:
         """Negative objective for each row of the data, estimated from a batch, in step `step`."""
         args, kwargs = arguments
         leaves, _ = self.rows.split(jax.tree.leaves((args, kwargs)))
@@ -57,16 +58,23 @@ class Problem(NamedTuple):
             model = ScaleSites(model, self.annealed, weight)
             if not isinstance(guide, AutoRank1):  # whose objective reads the model's scales alone
                 guide = ScaleSites(guide, self.annealed, weight)
-        rng_key = jax.random.fold_in(self.rng_key, step)
+        rng_key = jax.random.fold_in(rng_key, step)
         with nullcontext() if self.compute_dtype is None else computing_in(self.compute_dtype):
             total = self.objective.loss(
                 rng_key, self.constrain(params), model, guide, *args, **kwargs
             )
         return total / self.num_rows
 
-    def step(self, state: FitState, arguments: Any) -> tuple[FitState, jax.Array]:
-        """The state after one more step and the loss before it; what fails changes nothing."""
-        loss, gradient = jax.value_and_grad(self.loss)(state.params, state.step, arguments)
+    def step(
+        self, state: FitState, rng_key: jax.Array, arguments: Any
+    ) -> tuple[FitState, jax.Array]:
+        """The state after one more step and the loss before it; what fails changes nothing.
+
+        The key, one for all steps, is an argument and no constant, so that fits which differ in it
+        are one program.
+        """
+        value_and_gradient = jax.value_and_grad(self.loss)
+        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arguments)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
@@ -84,7 +92,7 @@ class Problem(NamedTuple):
             failed_at=jnp.where(is_first, state.step, state.failed_at),
         ), loss
 
-    def explain(self, state: FitState, arguments: Any) -> str:
+    def explain(self, state: FitState, rng_key: jax.Array, arguments: Any) -> str:
         """Which sites or parameters make the step at which a fit failed not finite, in words."""
         seen: dict[str, tuple[float, bool]] = {}
 
@@ -94,7 +102,7 @@ class Problem(NamedTuple):
 
         watched = self._replace(model=_Watch(self.model, note))
         value_and_gradient = jax.jit(jax.value_and_grad(watched.loss))
-        loss, gradient = value_and_gradient(state.params, state.step, arguments)
+        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arguments)
         jax.effects_barrier()
         bad = [name for name, (_, is_finite) in seen.items() if not is_finite]
         words = [f"the loss is {float(loss):.6g}"]

@@ -155,12 +155,9 @@ def _arguments(batch: Any) -> Arguments:
 
 
 def _on_host(values: Any) -> Any:
-    def host(leaf: Any) -> Any:
-        return np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf
-
-    if isinstance(values, Mapping):
-        return {name: host(leaf) for name, leaf in values.items()}
-    return tuple(host(leaf) for leaf in values)
+    return jax.tree.map(
+        lambda leaf: np.asarray(leaf) if isinstance(leaf, jax.Array) else leaf, values
+    )
 
 
 def _after(first: Arguments, rest: Iterator) -> Iterator:

@@ -18,6 +18,7 @@ from flax import nnx
 from ppl_bnn.arguments import check_choice, is_number
 
 PERTURBATIONS = ("multiplicative", "additive", "shift")
+VECTORS = ("both", "r", "s")
 Layer = nnx.Linear | nnx.Conv
 
 
@@ -50,25 +51,37 @@ class Rank1(nnx.Module):
     clip : float, optional
         Values of r and s beyond ``[-clip, clip]`` count as the bound. The paper's code has 10 for
         dense layers and convolutions, where heavy-tailed factors (Cauchy) may otherwise overflow.
+    vectors : {"both", "r", "s"}
+        Which of the two the layer has. The other does nothing, and is no parameter.
 
     Raises
     ------
     TypeError
         If `layer` is neither.
     ValueError
-        If another argument is none of the above, a convolution in groups is to be perturbed
-        additively; and in a call, if r or s have neither one value for each feature nor one for
-        each feature of each row.
+        If another argument is none of the above, a convolution in groups, or one vector alone, is
+        to perturb additively; and in a call, if r or s have neither one value for each feature nor
+        one for each feature of each row.
     """
 
     def __init__(
-        self, layer: Any, *, perturbation: str = "multiplicative", clip: float | None = None
+        self,
+        layer: Any,
+        *,
+        perturbation: str = "multiplicative",
+        clip: float | None = None,
+        vectors: str = "both",
     ):
         if not isinstance(layer, Layer):
             raise TypeError(
                 f"layer must be a flax.nnx.Linear or flax.nnx.Conv, got a {type(layer).__name__}"
             )
         check_choice("perturbation", perturbation, PERTURBATIONS)
+        check_choice("vectors", vectors, VECTORS)
+        if perturbation == "additive" and vectors != "both":
+            raise ValueError(
+                f'perturbation="additive" adds the outer product of both vectors, got {vectors=}'
+            )
         if clip is not None and not (is_number(clip) and clip > 0):
             raise ValueError(f"clip must be a positive number or None, got {clip!r}")
         self.perturbation, self.clip = perturbation, clip
@@ -82,8 +95,12 @@ class Rank1(nnx.Module):
             ends = jnp.zeros, jnp.ones
         else:
             ends = jnp.zeros, jnp.zeros
-        self.r = nnx.Param(ends[0](layer.out_features, kernel.dtype))
-        self.s = nnx.Param(ends[1](layer.in_features, kernel.dtype))
+        self.neutral = 1.0 if perturbation == "multiplicative" else 0.0  # of a vector left out
+        self.r = self.s = nnx.data(None)
+        if vectors != "s":
+            self.r = nnx.Param(ends[0](layer.out_features, kernel.dtype))
+        if vectors != "r":
+            self.s = nnx.Param(ends[1](layer.in_features, kernel.dtype))
         self.window = nnx.data(None)
         if perturbation == "additive" and isinstance(self.layer, nnx.Conv):
             self.window = _window(self.layer)
@@ -101,9 +118,12 @@ class Rank1(nnx.Module):
             units = self.layer(x + s, **kwargs) + r
         return units if self.bias is None else units + self.bias[...]
 
-    def _per_row(self, name: str, x: jax.Array) -> jax.Array:
+    def _per_row(self, name: str, x: jax.Array) -> jax.Array | float:
         """The vector of that name, or one for each row, in a shape that broadcasts with x."""
-        values = getattr(self, name)[...]
+        vector = getattr(self, name)
+        if vector is None:
+            return self.neutral
+        values = vector[...]
         features = self.layer.out_features if name == "r" else self.layer.in_features
         if values.shape not in ((features,), (*x.shape[:1], features)):
             raise ValueError(
@@ -140,7 +160,13 @@ class Rank1Layers(NamedTuple):
     left_alone: tuple[str, ...]  # paths of other modules that have parameters of their own
 
 
-def rank1(net: Any, *, perturbation: str = "multiplicative", clip: float | None = None) -> Any:
+def rank1(
+    net: Any,
+    *,
+    perturbation: str = "multiplicative",
+    clip: float | None = None,
+    vectors: str = "both",
+) -> Any:
     """Make every dense layer and convolution of a network a `Rank1` layer.
 
     Recurrent cells of flax are made of dense layers, and so become rank-1 in the weights of their
@@ -152,7 +178,7 @@ def rank1(net: Any, *, perturbation: str = "multiplicative", clip: float | None 
     ----------
     net : flax.nnx.Module
         Is copied.
-    perturbation, clip
+    perturbation, clip, vectors
         Of every layer, see `Rank1`.
 
     Returns
@@ -174,11 +200,12 @@ def rank1(net: Any, *, perturbation: str = "multiplicative", clip: float | None 
     if rank1_layers(net).rank1:
         raise ValueError("net has rank-1 layers already; give the network that they were made of")
     net = nnx.clone(net)
+    options: dict[str, Any] = {"perturbation": perturbation, "clip": clip, "vectors": vectors}
     made: dict[int, Rank1] = {}  # a layer that is used in two places stays one layer
 
     def convert(layer: Layer) -> Rank1:
         if id(layer) not in made:
-            made[id(layer)] = Rank1(layer, perturbation=perturbation, clip=clip)
+            made[id(layer)] = Rank1(layer, **options)
         return made[id(layer)]
 
     if isinstance(net, Layer):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from typing import Any, NamedTuple
 
 import jax
@@ -176,20 +176,27 @@ def _kinds(batches: Any) -> str:
 
 
 def are_arrays(values: Any) -> bool:
-    """Whether these are arrays with rows, by position or by name."""
-    arrays = list(values.values()) if isinstance(values, Mapping) else values
-    return (
-        isinstance(arrays, tuple | list)
-        and bool(arrays)
-        and all(hasattr(a, "shape") and len(a.shape) and hasattr(a, "dtype") for a in arrays)
-    )
+    """Whether these are arrays with rows, by position or by name; each may be a tree of them.
+
+    In a list they are arrays themselves, since a list of trees may be one of batches.
+    """
+    if isinstance(values, list):
+        return bool(values) and all(map(_has_rows, values))
+    if not isinstance(values, tuple | Mapping):
+        return False
+    leaves = jax.tree.leaves(values)
+    return bool(leaves) and all(map(_has_rows, leaves))
+
+
+def _has_rows(value: Any) -> bool:
+    return hasattr(value, "dtype") and bool(getattr(value, "shape", ()))
 
 
 def as_source(batches: Any) -> RowSource:
     """Rows of arrays on the host, by position or by name, or a source as it is.
 
     Arrays are whatever has a `shape` and takes row numbers in brackets: NumPy's, memory-mapped
-    ones, data sets of h5py and Zarr.
+    ones, data sets of h5py and Zarr. An argument may be a tuple or dictionary of them.
 
     Raises
     ------
@@ -198,8 +205,6 @@ def as_source(batches: Any) -> RowSource:
     """
     if isinstance(batches, RowSource):
         return batches
-    named = dict(batches) if isinstance(batches, Mapping) else None
-    arrays: Sequence[Any] = list(named.values()) if named is not None else batches
     if not are_arrays(batches):
         raise ValueError(
             "`batches` must be the model's arguments, as a tuple of arrays or as a dictionary of "
@@ -207,14 +212,13 @@ def as_source(batches: Any) -> RowSource:
             f"{_kinds(batches)}. An iterator does not do: it has one position, and every chain "
             "needs its own."
         )
-    lengths = [a.shape[0] for a in arrays]
+    lengths = [array.shape[0] for array in jax.tree.leaves(batches)]
     if len(set(lengths)) > 1:
         raise ValueError(f"the arrays of `batches` have {lengths} rows; they must have as many.")
 
     def fetch(index: np.ndarray) -> Any:
         # ascending and each once: what h5py asks for, and kind to disks
         rows, places = np.unique(index, return_inverse=True)
-        taken = [np.asarray(array[rows])[places] for array in arrays]
-        return tuple(taken) if named is None else dict(zip(named, taken, strict=True))
+        return jax.tree.map(lambda array: np.asarray(array[rows])[places], batches)
 
     return RowSource(fetch, lengths[0])

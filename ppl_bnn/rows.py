@@ -217,7 +217,8 @@ def _changed_shapes(model: Callable, rows: Rows, leaves: Sequence[Any], trace: d
     return [
         name
         for name, site in trace.items()
-        if site["type"] != "plate" and (name not in few or few[name]["shape"] != site["shape"])
+        if site["type"] != "plate"
+        and (name not in few or few[name].get("shape") != site.get("shape"))
     ]
 
 

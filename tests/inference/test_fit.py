@@ -194,7 +194,7 @@ SCRIPT = """
             os.kill(os.getpid(), signal.{signal})
         return X[index], Y[index]
 
-    result = ppl_bnn.fit(normals(), *[]) if False else ppl_bnn.fit(
+    result = ppl_bnn.fit(
         model, normals(), ppl_bnn.RowSource(fetch, N), batch_size=5, num_epochs=20,
         optimizer=optax.adam(0.05), checkpoint=sys.argv[1], progress_bar=False)
     print(len(result.losses))
@@ -213,8 +213,8 @@ def test_killed(tmp_path, name):
         assert run.returncode == -signal.SIGKILL
     else:
         assert run.returncode == 0, run.stderr
-        assert "stops after 39 steps, before the end: it was interrupted" in run.stderr
-        assert run.stdout.split()[-1] == "39"
+        assert "stops after 38 steps, before the end: it was interrupted" in run.stderr
+        assert run.stdout.split()[-1] == "38"
     source = ppl_bnn.RowSource(lambda index: (X[index], Y[index]), N)
     options = {"num_epochs": 20, "optimizer": optax.adam(0.05)}
     rest = fit(normals(), source, checkpoint=tmp_path / "fit", **options)
@@ -237,7 +237,9 @@ def test_a_step_that_is_not_finite_is_not_taken():
 
 
 def test_a_start_that_is_not_finite_is_refused():
-    with pytest.raises(ValueError, match=r"cannot start.*not finite at the sites \['y'\].*net.r"):
+    with pytest.raises(
+        ValueError, match=r"cannot start.*not finite at the sites \['y'\].*largest draw"
+    ):
         fit(normals(), (1e25 * X, Y), num_epochs=1)
 
 
@@ -320,7 +322,8 @@ def test_what_a_fit_gives_to_predict_and_function_space():
     other = run(num_epochs=1, rng_key=jax.random.key(1))
     both = ppl_bnn.predict([result, other], X, return_draws=True)
     assert both.draws.shape == (2 * K, 25, N)
-    np.testing.assert_allclose(both.draws[K:], ppl_bnn.predict(other, X, return_draws=True).draws)
+    alone = ppl_bnn.predict(other, X, return_draws=True).draws
+    np.testing.assert_allclose(both.draws[K:], alone, rtol=1e-4, atol=1e-5)
     with pytest.raises(ValueError, match=r"have \[2, 4\] draws"):
         ppl_bnn.predict([result.draws(2), draws], X)
 

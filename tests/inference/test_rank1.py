@@ -194,6 +194,7 @@ def test_a_network_is_fitted_and_predicts(family):
         "log_normal": dist.LogNormal(0, 0.1),
         "half_cauchy": dist.HalfCauchy(1.0),
         "delta": dist.Normal(1, 0.1),
+        "dropout": dist.Normal(1, 0.1),
     }[family]
     net = models.rank1(models.MLP(2, (8,), 1), clip=10.0)
     prior = {"*.r": near_one, "*.s": near_one, "*": priors.fan_in_normal()}
@@ -209,10 +210,83 @@ def test_a_network_is_fitted_and_predicts(family):
     np.testing.assert_array_equal(kernels, np.broadcast_to(kernels[0, 0], kernels.shape))
     prediction = ppl_bnn.predict(draws, X, model=bnn, group_by_chain=True)
     error = np.asarray(prediction.mean) - Y
+    if family == "dropout":
+        assert set(np.unique(draws["net/layers.0.r"])) == {0, np.float32(1 / 0.9)}
     if family != "half_cauchy":  # whose draws spread over decades, as far as `clip` lets them
         assert np.sqrt(np.mean(error**2)) < 1.0 < Y.std()
     if family in ("log_normal", "half_cauchy"):
         assert (np.asarray(draws["net/layers.0.r"]) > 0).all()
+
+
+def test_scales_of_handlers_weigh_divergences():
+    def weighted(x, y=None):
+        with handlers.scale(scale=0.25):
+            return model(x, y)
+
+    assert loss(model=weighted) == pytest.approx(0.25 * float(loss()), rel=1e-5)
+
+
+def test_dropout_has_no_divergence_and_drops_so_often():
+    guide = ppl_bnn.AutoRank1(model, num_components=1, family="dropout", dropout_rate=0.3)
+    params = {"net.r_auto_loc": jnp.ones((1, 2)), "bias_auto_point": PARAMS["bias_auto_point"]}
+    apart = loss(guide, params=params) - loss(guide, params=params, kl_weight=0.0)
+    assert apart == 0
+    factors = np.asarray(guide.sample_posterior(KEY, params, 4000)["net.r"])
+    assert set(np.unique(factors)) == {0, np.float32(1 / 0.7)}
+    assert np.mean(factors == 0) == pytest.approx(0.3, abs=4 * np.sqrt(0.21 / factors.size))
+
+
+def test_mean_field_sites_are_shared_by_components():
+    """A point less, a normal more: its divergence counts once, not for each component."""
+    guide = ppl_bnn.AutoRank1(model, num_components=K, mean_field=("bias",), init_scale=0.2)
+    params = {name: PARAMS[name] for name in ("net.r_auto_loc", "net.r_auto_scale")}
+    params |= {"bias_auto_mean": jnp.float32(0.2), "bias_auto_width": jnp.float32(0.3)}
+    likelihood, divergence, _ = bound_by_hand()
+    likelihood -= N * 0.3**2 / (2 * NOISE**2)
+    common = -np.log(0.3) + (0.3**2 + 0.2**2 - 1) / 2
+    for options, weight in (({}, 1), ({"divergence": "published"}, K)):
+        objective = ppl_bnn.Rank1ELBO(**options)
+        run = jax.vmap(lambda key: objective.loss(key, params, model, guide, X, Y))  # noqa: B023
+        losses = np.asarray(jax.jit(run)(jax.random.split(KEY, 4000)), float)
+        error = losses.std() / np.sqrt(len(losses))
+        assert abs(losses.mean() + likelihood - weight * divergence - common) < 4 * error
+        assert error < 0.01 * losses.mean()
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(X, Y)
+    assert trace["bias_auto_width"]["value"] == pytest.approx(0.2)
+    assert isinstance(trace["bias"]["fn"], dist.Normal)
+    draws = guide.sample_posterior(KEY, params, 500)["bias"]
+    assert draws.shape == (K, 500) and draws.std() == pytest.approx(0.3, rel=0.1)
+
+    def positive(x, y=None):
+        sd = numpyro.sample("sd", dist.HalfNormal(1.0))
+        numpyro.sample("y", dist.Normal(0, sd), obs=y)
+
+    with pytest.raises(ValueError, match="a normal posterior, but its support is"):
+        handlers.seed(ppl_bnn.AutoRank1(positive, factors=(), mean_field=("*",)), 0)(X, Y)
+
+
+def test_without_factors_the_guide_is_the_mode():
+    guide = ppl_bnn.AutoRank1(model, num_components=1, factors=())
+    params = {"bias_auto_point": PARAMS["bias_auto_point"]}
+    params["net.r_auto_point"] = members = PARAMS["net.r_auto_loc"][0]
+    joint = normal_log(Y - X @ np.asarray(members, float) - 0.2, NOISE**2).sum()
+    joint += normal_log(np.asarray(members) - 1, PRIOR**2).sum() + normal_log(0.2, 1.0)
+    assert loss(guide, params=params) == pytest.approx(-joint, rel=1e-5)
+
+
+@pytest.mark.parametrize("assignment", ["split", "sampled"])
+@pytest.mark.parametrize("per_example", [True, False])
+def test_components_that_see_other_rows(assignment, per_example):
+    """The mean is that of the tiled objective."""
+    likelihood, divergence, prior = bound_by_hand()
+    guide = ppl_bnn.AutoRank1(model, num_components=K)
+    objective = ppl_bnn.Rank1ELBO(assignment=assignment, per_example=per_example)
+    batched = ppl_bnn.mini_batch(model, batch_size=6)
+    run = jax.vmap(lambda key: objective.loss(key, PARAMS, batched, guide, X, Y))
+    losses = np.asarray(jax.jit(run)(jax.random.split(KEY, 20_000)), float)
+    error = losses.std() / np.sqrt(len(losses))
+    assert abs(losses.mean() + likelihood + prior - divergence) < 4 * error
+    assert error < 0.01 * losses.mean()
 
 
 def test_where_locations_begin():
@@ -242,7 +316,7 @@ def test_what_cannot_be(as_users_run):
         w = numpyro.sample("w", dist.Normal(0, 1))
         numpyro.sample("y", dist.Normal(w, 1), obs=y)
 
-    with pytest.raises(ValueError, match=r"no site of the model is a factor.*\['w'\]"):
+    with pytest.raises(ValueError, match=r"no site of the model fits `factors`.*\['w'\]"):
         handlers.seed(ppl_bnn.AutoRank1(plain), 0)(X, Y)
     with pytest.raises(ValueError, match="`tied_mean` is for normal priors"):
         heavy = lambda x, y=None: model(x, y, dist.Laplace(1.0, 0.1))  # noqa: E731
@@ -254,6 +328,8 @@ def test_what_cannot_be(as_users_run):
         ({"random_sign": 1.5}, "`random_sign` is a probability"),
         ({"random_sign": 0.5, "family": "log_normal"}, "positive values"),
         ({"factors": "*.r"}, "`factors` must be a sequence"),
+        ({"mean_field": "*"}, "`mean_field` must be a sequence"),
+        ({"dropout_rate": 1.0}, "`dropout_rate` must be in"),
     ):
         with pytest.raises(ValueError, match=message):
             ppl_bnn.AutoRank1(model, **options)

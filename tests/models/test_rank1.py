@@ -76,6 +76,21 @@ def test_a_rank1_layer_is_the_layer_with_its_perturbed_weight(name, perturbation
             np.testing.assert_allclose(by_row[k, n], expected, rtol=1e-4, atol=1e-5)
 
 
+@pytest.mark.parametrize("perturbation", ["multiplicative", "shift"])
+@pytest.mark.parametrize("vector", ["r", "s"])
+def test_one_vector_alone(perturbation, vector):
+    layer, x = nnx.Linear(3, 4, rngs=nnx.Rngs(1)), normals(5, 3)
+    net = models.rank1(layer, perturbation=perturbation, vectors=vector)
+    both = models.Rank1(layer, perturbation=perturbation)
+    other = {"r": "s", "s": "r"}[vector]
+    values = ppl_bnn.networks.as_network(net).init(None)
+    assert set(values) == {"layer.kernel", "bias", vector} and getattr(net, other) is None
+    getattr(both, vector)[...] = getattr(net, vector)[...] = 1 + normals(values[vector].size)
+    np.testing.assert_allclose(net(x), both(x), rtol=1e-6)
+    with pytest.raises(ValueError, match="adds the outer product of both vectors, got vectors="):
+        models.rank1(layer, perturbation="additive", vectors=vector)
+
+
 @pytest.mark.parametrize("cell", ["lstm", "gru"])
 def test_a_rank1_cell_is_the_cell_with_its_perturbed_weights(cell):
     net = models.SequenceClassifier(3, 4, 2, cell)

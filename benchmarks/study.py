@@ -1,0 +1,67 @@
+"""Studies of many fits that can be stopped and gone on with: results by name, one a line."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+from scipy.stats import t as student
+
+Result = dict[str, Any]
+
+
+class Study:
+    """Results that were computed once, in a file of one JSON object a line."""
+
+    def __init__(self, path: Path, settings: dict[str, Any]):
+        self.path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        lines = path.read_text().splitlines() if path.exists() else []
+        found = [json.loads(line) for line in lines]
+        settings = json.loads(json.dumps(settings))
+        if found and found[0]["settings"] != settings:
+            raise SystemExit(
+                f"{path} holds results with the settings {found[0]['settings']}, not {settings}: "
+                "name another --out, or remove it"
+            )
+        if not found:
+            path.write_text(json.dumps({"settings": settings}) + "\n")
+        self.results = {line["name"]: line for line in found[1:]}
+        # the same programs are compiled again and again, with other numbers as arguments
+        jax.config.update("jax_compilation_cache_dir", str(path.parent / "compiled"))
+        jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
+
+    def run(self, name: str, compute: Callable[[], Result]) -> Result:
+        """What `compute` gives and how long it took, from the file if it is there."""
+        if name not in self.results:
+            start = time.perf_counter()
+            result = {"name": name, **compute(), "seconds": time.perf_counter() - start}
+            with self.path.open("a") as file:
+                file.write(json.dumps(result) + "\n")
+            self.results[name] = json.loads(json.dumps(result))
+            shown = {k: round(v, 4) for k, v in result.items() if isinstance(v, float)}
+            print(f"{name}: {shown}", flush=True)
+        return self.results[name]
+
+
+def spread(values: list[float]) -> str:
+    """Mean and, over several seeds, standard deviation."""
+    array = np.asarray(values, float)
+    if len(array) < 2:
+        return f"{array.mean():.4f}"
+    return f"{array.mean():.4f} ±{array.std(ddof=1):.4f}"
+
+
+def paired_interval(ours: list[float], theirs: list[float], level: float = 0.9) -> str:
+    """Mean difference over seeds, with the interval of a paired t-test."""
+    differences = np.asarray(ours, float) - np.asarray(theirs, float)
+    mean, count = differences.mean(), len(differences)
+    if count < 2:
+        return f"{mean:+.4f}"
+    half = student.ppf(0.5 + level / 2, count - 1) * differences.std(ddof=1) / np.sqrt(count)
+    return f"{mean:+.4f} [{mean - half:+.4f}, {mean + half:+.4f}]"
