@@ -1,0 +1,201 @@
+"""Rank-1 and other LSTMs on stays in intensive care: death in hospital, PhysioNet 2012.
+
+Set a trains, b chooses settings and the epoch, c tests. Every method gets as many tuning trials,
+drawn from the same ranges, then a fit for each seed; 25 draws make a prediction, four fits an
+ensemble.
+
+    python benchmarks/rank1_icu.py [--quick] [--trials 3] [--seeds 3]
+
+Stopped, the same call goes on.
+"""
+
+from __future__ import annotations
+
+import argparse
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import numpyro.distributions as dist
+import optax
+from common import DATA, describe_machine, print_versions
+from flax import nnx
+from sklearn.linear_model import LogisticRegression
+from sklearn.metrics import average_precision_score, roc_auc_score
+from study import Study, paired_interval, spread
+
+import ppl_bnn
+from ppl_bnn import datasets, metrics, models, priors
+
+K, BATCH, HIDDEN, SAMPLES = 4, 100, 16, 25
+METHODS = {
+    "deterministic": {"factors": (), "num_components": 1},
+    "fully variational": {"factors": (), "mean_field": ("*",), "num_components": 1},
+    "rank-1 normal": {"num_components": K},
+    "rank-1 Cauchy": {"num_components": K, "family": "cauchy"},
+}
+COLUMNS = ("nll", "AUC-PR", "AUROC", "ece")
+Stays = dict[str, tuple[Any, np.ndarray]]
+
+
+def load(few: bool) -> Stays:
+    data = datasets.physionet2012(DATA)
+    sets = {
+        "train": (data.x_train, data.y_train),
+        "validation": (data.x_validation, data.y_validation),
+        "test": (data.x_test, data.y_test),
+    }
+    rows = slice(0, 200 if few else None)
+    return {name: jax.tree.map(lambda leaf: leaf[rows], part) for name, part in sets.items()}
+
+
+def fit(stays: Stays, name: str, chosen: dict, seed: int, epochs: int) -> ppl_bnn.Fit:
+    options: dict[str, Any] = dict(METHODS[name])
+    series, y = stays["train"]
+    net: Any = models.SequenceClassifier(
+        series.x.shape[-1],
+        HIDDEN,
+        2,
+        missing_values=True,
+        static_features=series.static.shape[-1],
+        rngs=nnx.Rngs(seed),
+    )
+    prior: Any = {"*": priors.fan_in_normal(chosen["width"])}
+    if name.startswith("rank-1"):
+        heavy = "Cauchy" in name
+        net = models.rank1(net, clip=10.0 if heavy else None)
+        near_one = (dist.Cauchy if heavy else dist.Normal)(1.0, chosen["prior_scale"])
+        prior = {"*.r": near_one, "*.s": near_one} | prior
+    model = models.classification(net, prior)
+    steps = epochs * len(y) // BATCH
+    return ppl_bnn.fit(
+        model,
+        ppl_bnn.AutoRank1(model, **options),
+        (series, y),
+        num_epochs=epochs,
+        batch_size=BATCH,
+        optimizer=optax.adam(optax.cosine_decay_schedule(chosen["learning_rate"], steps)),
+        kl_schedule=optax.linear_schedule(0.0, 1.0, steps // 2),
+        validation=stays["validation"],
+        progress_bar=False,
+        rng_key=jax.random.key(seed),
+    )
+
+
+def judge(draws: Any, stays: Stays) -> dict[str, float]:
+    series, y = stays["test"]
+    prediction = ppl_bnn.predict(draws, series)
+    return {"nll": float(-prediction.log_prob(y).mean()), **scores(prediction.probs, y)}
+
+
+def scores(probs: np.ndarray, y: np.ndarray) -> dict[str, float]:
+    return {
+        "AUC-PR": float(average_precision_score(y, probs[:, 1])),
+        "AUROC": float(roc_auc_score(y, probs[:, 1])),
+        "ece": metrics.ece(probs, y),
+    }
+
+
+def logistic_regression(stays: Stays) -> dict[str, float]:
+    """On means, extremes and last values of each variable, and the static columns."""
+
+    def features(series: Any) -> np.ndarray:
+        x, seen = np.asarray(series.x), np.asarray(series.observed)
+        count = np.maximum(seen.sum(axis=1), 1)
+        low, high = (
+            np.where(seen.any(axis=1), extreme(np.where(seen, x, empty), axis=1), 0.0)
+            for extreme, empty in ((np.min, np.inf), (np.max, -np.inf))
+        )
+        rates = seen.mean(axis=1)
+        mean = np.where(seen, x, 0).sum(axis=1) / count
+        return np.concatenate([mean, low, high, rates, np.asarray(series.static)], axis=1)
+
+    x, x_test = features(stays["train"][0]), features(stays["test"][0])
+    centre, deviation = x.mean(axis=0), x.std(axis=0) + 1e-6
+    plain = LogisticRegression(C=0.01, max_iter=2000)
+    plain.fit((x - centre) / deviation, stays["train"][1])
+    probs = plain.predict_proba((x_test - centre) / deviation)
+    y = stays["test"][1]
+    nll = -np.log(probs[np.arange(len(y)), y]).mean()
+    return {"nll": float(nll), **scores(probs, y), "parameters": x.shape[1] + 1}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--trials", type=int, default=3)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--epochs", type=int, default=12)
+    parser.add_argument("--out", type=Path, default=Path("runs/rank1_icu"))
+    parser.add_argument("--quick", action="store_true", help="a smoke test")
+    options = parser.parse_args()
+    if options.quick:
+        options.trials, options.seeds, options.epochs = 1, 1, 1
+    print_versions("ppl_bnn", "numpyro", "jax", "flax")
+    describe_machine()
+    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick")}
+    study = Study(options.out / f"results{'-quick' * options.quick}.jsonl", told)
+    stays = load(options.quick)
+    rows = {
+        "logistic regression": [
+            study.run("logistic regression", partial(logistic_regression, stays))
+        ]
+    }
+    chosen: dict[str, dict] = {}
+    for number, name in enumerate(METHODS):
+        found = []
+        for trial in range(options.trials):
+            rng = np.random.default_rng([trial, number])
+            values = {
+                "learning_rate": float(10 ** rng.uniform(-2.7, -1.7)),
+                "width": float(2 ** rng.uniform(-1, 1)),
+                "prior_scale": float(10 ** rng.uniform(-1.3, -0.5)),
+            }
+
+            def tune(name: str = name, values: dict = values) -> dict:
+                result = fit(stays, name, values, 1000, options.epochs)
+                return {"validation": float(result.validation[:, 1].min()), **values}
+
+            found.append((study.run(f"{name}, trial {trial}", tune)["validation"], values))
+        chosen[name] = min(found, key=lambda pair: pair[0])[1]
+
+        def once(seed: int, name: str = name) -> dict:
+            result = fit(stays, name, chosen[name], seed, options.epochs)
+            size = sum(np.size(value) for value in result.params.values())
+            draws = result.best.draws(-(-SAMPLES // result.guide.num_components))
+            return judge(draws, stays) | {"parameters": size}
+
+        rows[name] = [
+            study.run(f"{name}, seed {seed}", partial(once, seed)) for seed in range(options.seeds)
+        ]
+
+    def ensemble(seed: int) -> dict:
+        seeds = [100 * (seed + 1) + member for member in range(K)]
+        name = "deterministic"
+        members = [fit(stays, name, chosen[name], s, options.epochs).best for s in seeds]
+        size = sum(np.size(v) for member in members for v in member.params.values())
+        return judge(members, stays) | {"parameters": size}
+
+    name = "deep ensemble of 4"
+    rows[name] = [
+        study.run(f"{name}, seed {seed}", partial(ensemble, seed)) for seed in range(options.seeds)
+    ]
+    print("\n| method | " + " | ".join(COLUMNS) + " | parameters | seconds |")
+    print("| --- " * (len(COLUMNS) + 3) + "|")
+    for name, results in rows.items():
+        cells = [spread([r[column] for r in results]) for column in COLUMNS]
+        cells += [
+            f"{results[0]['parameters']:,}",
+            f"{np.mean([r['seconds'] for r in results]):.0f}",
+        ]
+        print(f"| {name} | " + " | ".join(cells) + " |")
+    print("\nDifferences over seeds, mean and 90 % interval of a paired t-test")
+    for other in ("deterministic", "deep ensemble of 4", "fully variational"):
+        for column in COLUMNS:
+            both = ([r[column] for r in rows[n]] for n in ("rank-1 normal", other))
+            print(f"  rank-1 normal - {other}, {column}: {paired_interval(*both)}")
+
+
+if __name__ == "__main__":
+    main()
