@@ -12,6 +12,7 @@ weights that are points add their log prior to both sides.
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import jax
@@ -24,7 +25,16 @@ from ppl_bnn.arguments import check_choice, check_integer, is_number
 from ppl_bnn.checks import base
 from ppl_bnn.density import site_log_prob
 from ppl_bnn.dropout import Dropout
-from ppl_bnn.inference.rank1_guide import AutoRank1, Parts, Values, normal
+from ppl_bnn.inference.rank1_draws import (
+    Packed,
+    Packing,
+    deviations,
+    flipped,
+    is_symmetric,
+    normals,
+    place,
+)
+from ppl_bnn.inference.rank1_guide import AutoRank1, LocScale, Parts, Values, normal
 from ppl_bnn.kl import is_infinite
 from ppl_bnn.random_module import weights_by_row
 
@@ -53,9 +63,11 @@ class Rank1ELBO(ELBO):
         so that only its scale counts.
     num_particles : int
         Draws from each component in each evaluation.
-    per_example : bool
+    per_example : bool or "flipped"
         Draw factors for each row of the batch, which makes the gradient less noisy, as the paper
         does; `ppl_bnn.models.Rank1` layers take them. The divergence counts once all the same.
+        "flipped" draws the sizes of deviations once and their signs for each row, which is faster
+        and nearly as quiet.
     assignment : {"tiled", "split", "sampled"}
         Which components see which rows of a batch. All see all, so that the network runs on K
         times as many rows, as in the paper; each sees its own Kth of them, and K must divide the
@@ -84,11 +96,13 @@ class Rank1ELBO(ELBO):
         kl_weight: float = 1.0,
         tied_mean: bool = False,
         num_particles: int = 1,
-        per_example: bool = True,
+        per_example: bool | str = True,
         assignment: str = "tiled",
     ):
         check_choice("objective", objective, OBJECTIVES)
         check_choice("assignment", assignment, ASSIGNMENTS)
+        if not isinstance(per_example, bool):
+            check_choice("per_example", per_example, ("flipped",), " or True or False")
         if objective == "log_mixture" and assignment != "tiled":
             raise ValueError(
                 "`objective` is 'log_mixture', which needs every component at every row: "
@@ -116,32 +130,93 @@ class Rank1ELBO(ELBO):
         if not isinstance(guide, AutoRank1):
             raise TypeError(f"`guide` must be an AutoRank1, got a {type(guide).__name__}.")
         parts = guide.split(param_map)
-        key_model, key_draws, key_rows = jax.random.split(rng_key, 3)
+        key_model, key_common, key_own, key_rows = jax.random.split(rng_key, 4)
         given = handlers.seed(handlers.substitute(model, data=param_map), key_model)
 
         def run(values: Values) -> dict[str, Any]:
+            pinned = handlers.substitute(given, data=values | parts.points)
             with handlers.block():
-                return handlers.trace(handlers.substitute(given, data=values)).get_trace(
-                    *args, **kwargs
-                )
+                return handlers.trace(pinned).get_trace(*args, **kwargs)
 
-        def evaluate(key: jax.Array, factors: Any) -> Any:
-            return self._of_component(key, guide, parts._replace(factors=factors), run)
+        lead = self.num_particles, guide.num_components
+        packing = Packing(parts.factors)
+        packed = packing.pack(parts.factors, guide.num_components)
+        own = place(guide, packed, deviations(key_own, guide, (*lead, packing.num_values)))
+        common = normals(key_common, parts.mean_field, lead)
 
-        over_components = jax.vmap(evaluate, in_axes=(0, 0), axis_size=guide.num_components)
-        keys = jax.random.split(key_draws, (self.num_particles, guide.num_components))
-        likelihoods, log_prior, own, common = jax.vmap(over_components, in_axes=(0, None))(
-            keys, parts.factors
-        )
-        if self.assignment != "tiled":  # XLA drops the likelihoods above
-            keys = jax.random.split(key_rows, self.num_particles)
-            likelihoods = jax.vmap(lambda key: self._of_rows(key, guide, parts, run))(keys)
-            likelihoods = jax.tree.map(lambda leaf: leaf[:, None], likelihoods)
-        log_likelihood = self._combine(list(likelihoods.values()))
+        draws = common | packing.unpack(own)
+
+        def over_all(fn: Callable, *in_axes: int | None) -> Callable:
+            """Over particles and components; arguments without an axis of particles have None."""
+            inner = jax.vmap(fn, axis_size=lead[1])
+            return jax.vmap(inner, in_axes=in_axes, axis_size=lead[0])
+
+        terms = over_all(partial(self._terms, guide, parts, run), 0, None)
+        log_prior, own_divergence, common_divergence = terms(draws, parts.factors)
         total = jnp.sum if self.divergence == "published" else jnp.mean
-        divergence = total(own.mean(axis=0)) + common.mean()
+        divergence = total(own_divergence.mean(axis=0)) + common_divergence.mean()
+
+        def likelihoods(values: Values) -> dict[str, tuple[jax.Array, jax.Array]]:
+            return {name: _by_row(site) for name, site in _observed(run(values)).items()}
+
+        # whose values nobody asks for, so that XLA drops them
+        num_rows = _num_rows(run(jax.tree.map(lambda leaf: leaf[0, 0], draws)))
+        if self.assignment == "tiled":
+            if self.per_example and guide.family != "delta":
+                each = self._deviations_by_row(key_rows, guide, (*lead, num_rows), packing)
+                own = place(guide, Packed(*(x[:, None] for x in packed)), each)
+            with weights_by_row(num_rows):
+                found = over_all(likelihoods, 0)(common | packing.unpack(own))
+        else:
+            key_which, key_rows = jax.random.split(key_rows)
+            which = self._which(key_which, num_rows, guide.num_components)
+            if self.per_example and guide.family != "delta":
+                each = self._deviations_by_row(key_rows, guide, (lead[0], num_rows), packing)
+                own = place(guide, Packed(*(x[which] for x in packed)), each)
+            else:
+                own = own[:, which]
+            shared = {name: values[:, 0] for name, values in common.items()}
+            with weights_by_row(num_rows):
+                found = jax.vmap(likelihoods, axis_size=lead[0])(shared | packing.unpack(own))
+            found = jax.tree.map(lambda leaf: leaf[:, None], found)
+        log_likelihood = self._combine(list(found.values()))
         elbo = log_likelihood + log_prior[0, 0] - self.kl_weight * divergence
         return {"loss": -elbo, "mutable_state": None}
+
+    def _terms(
+        self, guide: AutoRank1, parts: Parts, run: Callable, draws: Values, factors: LocScale
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Log prior of the points, divergences of a component's factors and of what all share."""
+        trace = run(draws)
+        own = {name: guide.distribution(*both) for name, both in factors.items()}
+        common = {name: normal(*both) for name, both in parts.mean_field.items()}
+
+        def divergence(distributions: dict[str, dist.Distribution]) -> jax.Array:
+            terms = [self._divergence(n, q, trace[n], draws[n]) for n, q in distributions.items()]
+            return sum(terms, jnp.zeros(()))
+
+        log_prior = sum((jnp.sum(site_log_prob(trace[n])) for n in parts.points), jnp.zeros(()))
+        return log_prior, divergence(own), divergence(common)
+
+    def _deviations_by_row(
+        self, rng_key: jax.Array, guide: AutoRank1, lead: tuple[int, ...], packing: Packing
+    ) -> jax.Array:
+        """Deviations of all factors, shape (*lead, values); the last of `lead` are rows."""
+        if self.per_example == "flipped" and is_symmetric(guide):
+            return flipped(rng_key, guide, lead, packing.num_values)
+        return deviations(rng_key, guide, (*lead, packing.num_values))
+
+    def _which(self, rng_key: jax.Array, num_rows: int, num_components: int) -> jax.Array:
+        """The component of each row, shape (rows,)."""
+        if self.assignment == "sampled":
+            return jax.random.randint(rng_key, (num_rows,), 0, num_components)
+        if num_rows % num_components:
+            raise ValueError(
+                f"`assignment` is 'split', but a batch of {num_rows} rows does not divide among "
+                f"{num_components} components: take a `batch_size` that is a multiple of "
+                "`num_components`."
+            )
+        return jnp.repeat(jnp.arange(num_components), num_rows // num_components)
 
     def _combine(self, sites: list[tuple[jax.Array, jax.Array]]) -> jax.Array:
         """Log likelihood from that of each row, (particles, K, rows), and scales, for each site."""
@@ -158,65 +233,6 @@ class Rank1ELBO(ELBO):
         rows = sum((rows * (scale / first) for rows, scale in sites), jnp.zeros(()))
         mixture = jax.nn.logsumexp(rows, axis=1) - jnp.log(rows.shape[1])
         return jnp.sum((first[:, 0] * mixture).mean(axis=0))
-
-    def _of_component(
-        self, rng_key: jax.Array, guide: AutoRank1, parts: Parts, run: Callable
-    ) -> tuple[Any, jax.Array, jax.Array, jax.Array]:
-        """Of one component, with one draw.
-
-        Log likelihood of each row, log prior of the points, and the divergences of its own factors
-        and of what all components share.
-        """
-        own = {name: guide.distribution(*both) for name, both in parts.factors.items()}
-        common = {name: normal(*both) for name, both in parts.mean_field.items()}
-        key_own, key_common, key_rows = jax.random.split(rng_key, 3)
-        shared = parts.points | _draw(key_common, common)
-        draws = shared | _draw(key_own, own)
-        trace = run(draws)
-
-        def divergence(distributions: dict[str, dist.Distribution]) -> jax.Array:
-            terms = [self._divergence(n, q, trace[n], draws[n]) for n, q in distributions.items()]
-            return sum(terms, jnp.zeros(()))
-
-        log_prior = sum((jnp.sum(site_log_prob(trace[n])) for n in parts.points), jnp.zeros(()))
-        divergences = divergence(own), divergence(common)
-        if self.per_example and own and _observed(trace):  # XLA then drops the first likelihood
-            num_rows = _num_rows(trace)
-            with weights_by_row(num_rows):
-                trace = run(shared | _draw(key_rows, own, (num_rows,)))
-        return {n: _by_row(s) for n, s in _observed(trace).items()}, log_prior, *divergences
-
-    def _of_rows(
-        self, rng_key: jax.Array, guide: AutoRank1, parts: Parts, run: Callable
-    ) -> dict[str, tuple[jax.Array, jax.Array]]:
-        """Log likelihood of each row under the one component that it sees."""
-        key_common, key_own, key_which = jax.random.split(rng_key, 3)
-        num_components = guide.num_components
-        common = {name: normal(*both) for name, both in parts.mean_field.items()}
-        shared = parts.points | _draw(key_common, common)
-        probe = {name: loc[0] for name, (loc, _) in parts.factors.items()}
-        num_rows = _num_rows(run(shared | probe))  # whose values nobody asks for
-        if self.assignment == "sampled":
-            which = jax.random.randint(key_which, (num_rows,), 0, num_components)
-        else:
-            if num_rows % num_components:
-                raise ValueError(
-                    f"`assignment` is 'split', but a batch of {num_rows} rows does not divide "
-                    f"among {num_components} components: take a `batch_size` that is a multiple "
-                    "of `num_components`."
-                )
-            which = jnp.repeat(jnp.arange(num_components), num_rows // num_components)
-
-        def of_rows(both: tuple[jax.Array, jax.Array]) -> dist.Distribution:
-            loc, scale = (values[which] if self.per_example else values for values in both)
-            return guide.distribution(loc, scale)
-
-        draws = _draw(key_own, {name: of_rows(both) for name, both in parts.factors.items()})
-        if not self.per_example:
-            draws = {name: values[which] for name, values in draws.items()}
-        with weights_by_row(num_rows):
-            trace = run(shared | draws)
-        return {name: _by_row(site) for name, site in _observed(trace).items()}
 
     def _divergence(
         self, name: str, q: dist.Distribution, site: dict[str, Any], draw: jax.Array
@@ -250,14 +266,6 @@ class Rank1ELBO(ELBO):
             return jnp.sum(dist.kl_divergence(q, prior))
         except NotImplementedError:
             return jnp.sum(q.log_prob(draw) - prior.log_prob(draw))
-
-
-def _draw(
-    rng_key: jax.Array, distributions: dict[str, dist.Distribution], shape: tuple[int, ...] = ()
-) -> Values:
-    keys = jax.random.split(rng_key, len(distributions))
-    pairs = zip(keys, distributions.items(), strict=True)
-    return {name: distribution.sample(key, shape) for key, (name, distribution) in pairs}
 
 
 def _observed(trace: dict[str, Any]) -> dict[str, Any]:

@@ -12,9 +12,11 @@ import pytest
 from numpyro import handlers
 from numpyro.infer import SVI
 from scipy.special import erf
+from scipy.stats import cauchy, kstest, norm
 
 import ppl_bnn
 from ppl_bnn import models, priors
+from ppl_bnn.inference.rank1_draws import flipped
 from ppl_bnn.inference.rank1_guide import FAMILIES
 
 N, K, NOISE, PRIOR = 40, 3, 0.5, 0.4
@@ -336,8 +338,47 @@ def test_what_cannot_be(as_users_run):
     for options, message in (
         ({"objective": "mean"}, "`objective` must be"),
         ({"divergence": "sum"}, "`divergence` must be"),
+        ({"assignment": "all"}, "`assignment` must be"),
+        ({"per_example": "flip"}, "`per_example` must be"),
+        ({"objective": "log_mixture", "assignment": "split"}, "every component at every row"),
         ({"kl_weight": -1.0}, "`kl_weight` must be"),
         ({"num_particles": 0}, "`num_particles` must be"),
     ):
         with pytest.raises(ValueError, match=message):
             ppl_bnn.Rank1ELBO(**options)
+
+
+@pytest.mark.parametrize("family", ["normal", "cauchy", "log_normal"])
+def test_flipped_draws_have_the_law_of_independent_ones(family):
+    """Each by itself; together they share the sizes of deviations, not their signs."""
+    guide = ppl_bnn.AutoRank1(model, num_components=1, family=family)
+    rows, values = 3, 40
+    keys = jax.random.split(KEY, 5000)
+    draws = jax.vmap(lambda key: flipped(key, guide, (2, rows), values))(keys)
+    assert draws.shape == (5000, 2, rows, values)
+    law = cauchy if family == "cauchy" else norm
+    first = np.asarray(draws)[:, 0, 0, ::13].ravel()
+    assert kstest(first, law.cdf).pvalue > 1e-3
+    np.testing.assert_array_equal(np.abs(draws[:, :, 0]), np.abs(draws[:, :, 1]))
+    signs = np.sign(np.asarray(draws, float))[:, 0].reshape(5000, -1)
+    together = signs.T @ signs / 5000 - np.eye(rows * values)
+    assert np.abs(together).max() < 5 / np.sqrt(5000)
+
+
+def test_flipped_draws_leave_the_objective_and_quieten_its_gradient():
+    likelihood, divergence, prior = bound_by_hand()
+    guide = ppl_bnn.AutoRank1(model, num_components=K)
+    keys = jax.random.split(KEY, 4000)
+    spread = {}
+    for per_example in (True, "flipped", False):
+        objective = ppl_bnn.Rank1ELBO(per_example=per_example)
+
+        def of(key):
+            own = jax.value_and_grad(lambda params: objective.loss(key, params, model, guide, X, Y))  # noqa: B023
+            return own(PARAMS)
+
+        losses, slopes = jax.jit(jax.vmap(of))(keys)
+        error = np.std(losses) / np.sqrt(len(losses))
+        assert abs(np.mean(losses) + likelihood + prior - divergence) < 4 * error
+        spread[per_example] = float(np.std(slopes["net.r_auto_loc"], axis=0).mean())
+    assert spread[True] < 0.5 * spread[False] and spread["flipped"] < 0.5 * spread[False]
