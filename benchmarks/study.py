@@ -20,7 +20,8 @@ class Study:
 
     def __init__(self, path: Path, settings: dict[str, Any]):
         self.path = path
-        path.parent.mkdir(parents=True, exist_ok=True)
+        compiled = path.parent / "compiled"
+        compiled.mkdir(parents=True, exist_ok=True)
         lines = path.read_text().splitlines() if path.exists() else []
         found = [json.loads(line) for line in lines]
         settings = json.loads(json.dumps(settings))
@@ -33,7 +34,7 @@ class Study:
             path.write_text(json.dumps({"settings": settings}) + "\n")
         self.results = {line["name"]: line for line in found[1:]}
         # the same programs are compiled again and again, with other numbers as arguments
-        jax.config.update("jax_compilation_cache_dir", str(path.parent / "compiled"))
+        jax.config.update("jax_compilation_cache_dir", str(compiled))
         jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.5)
 
     def run(self, name: str, compute: Callable[[], Result]) -> Result:

@@ -88,3 +88,16 @@ def test_ece_of_calibrated_predictions_is_small():
 def test_bad_input(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_diversity_is_disagreement_in_units_of_the_error():
+    """Three members on four points; the mean is right at three of them."""
+    a, b = [0.9, 0.1], [0.2, 0.8]
+    members = [[a, a, b, a], [a, b, b, a], [a, a, b, a]]
+    # pairs differ at a quarter of the points, nowhere, at a quarter
+    assert metrics.diversity(members, [0, 0, 1, 1]) == pytest.approx((0.25 + 0 + 0.25) / 3 / 0.25)
+    assert np.isnan(metrics.diversity(members, [0, 0, 1, 0]))
+    with pytest.raises(ValueError, match="at least two members"):
+        metrics.diversity(members[:1], [0, 0, 1, 1])
+    with pytest.raises(ValueError, match="must have shape"):
+        metrics.diversity(members[0], [0, 0, 1, 1])
