@@ -21,7 +21,7 @@ import numpyro.distributions as dist
 import optax
 from common import describe_machine, print_versions
 from rank1_images import SCALES, Images, judge, load, network
-from study import Study, spread
+from study import Study, spread, whole
 
 import ppl_bnn
 from ppl_bnn import models, priors
@@ -42,17 +42,19 @@ def once(
     model = models.classification(net, prior)
     batch = TOTAL // num_components if assignment == "tiled" else TOTAL
     epochs = -(-steps * batch // len(images.train[1]))
-    result = ppl_bnn.fit(
-        model,
-        ppl_bnn.AutoRank1(model, num_components=num_components),
-        images.train,
-        num_epochs=epochs,
-        batch_size=batch,
-        objective=ppl_bnn.Rank1ELBO(assignment=assignment),
-        optimizer=optax.adam(optax.cosine_decay_schedule(SETTINGS["learning_rate"], steps)),
-        kl_schedule=optax.linear_schedule(0.0, 1.0, steps // 2),
-        progress_bar=False,
-        rng_key=jax.random.key(seed),
+    result = whole(
+        ppl_bnn.fit(
+            model,
+            ppl_bnn.AutoRank1(model, num_components=num_components),
+            images.train,
+            num_epochs=epochs,
+            batch_size=batch,
+            objective=ppl_bnn.Rank1ELBO(assignment=assignment),
+            optimizer=optax.adam(optax.cosine_decay_schedule(SETTINGS["learning_rate"], steps)),
+            kl_schedule=optax.linear_schedule(0.0, 1.0, steps // 2),
+            progress_bar=False,
+            rng_key=jax.random.key(seed),
+        )
     )
     return judge(result.draws(max(MIXED // num_components, 1)), images)
 

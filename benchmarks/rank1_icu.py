@@ -3,8 +3,8 @@
 Set a trains, b chooses settings and the epoch, c tests. The network reads the means of four hours,
 of values carried forward from when they were measured and cut at three standard deviations, and how
 often they were measured; then age, gender, height, weight and unit. Every method gets as many
-tuning trials, drawn from the same ranges, then a fit for each seed; 25 draws make a prediction, four
-fits an ensemble.
+tuning trials, drawn from the same ranges, then a fit for each seed; 25 draws make a prediction, and
+four fits an ensemble.
 
     python benchmarks/rank1_icu.py [--quick] [--trials 3] [--seeds 3]
 
@@ -26,7 +26,7 @@ from common import DATA, describe_machine, print_versions
 from flax import nnx
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
-from study import Study, paired_interval, spread
+from study import Study, paired_interval, spread, whole
 
 import ppl_bnn
 from ppl_bnn import datasets, metrics, models, priors
@@ -106,17 +106,19 @@ def fit(stays: dict[str, Stays], name: str, chosen: dict, seed: int, epochs: int
         prior = {"*.r": near_one, "*.s": near_one} | prior
     model = models.classification(net, prior)
     steps = epochs * len(y) // BATCH
-    return ppl_bnn.fit(
-        model,
-        ppl_bnn.AutoRank1(model, **options),
-        train,
-        num_epochs=epochs,
-        batch_size=BATCH,
-        optimizer=optax.adam(optax.cosine_decay_schedule(chosen["learning_rate"], steps)),
-        kl_schedule=optax.linear_schedule(0.0, 1.0, steps // 2),
-        validation=held_out,
-        progress_bar=False,
-        rng_key=jax.random.key(seed),
+    return whole(
+        ppl_bnn.fit(
+            model,
+            ppl_bnn.AutoRank1(model, **options),
+            train,
+            num_epochs=epochs,
+            batch_size=BATCH,
+            optimizer=optax.adam(optax.cosine_decay_schedule(chosen["learning_rate"], steps)),
+            kl_schedule=optax.linear_schedule(0.0, 1.0, steps // 2),
+            validation=held_out,
+            progress_bar=False,
+            rng_key=jax.random.key(seed),
+        )
     )
 
 

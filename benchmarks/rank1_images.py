@@ -7,6 +7,7 @@ holds four fits of the tuned deterministic network. Rows after the line take the
 tuned rank-1 (normal).
 
     python benchmarks/rank1_images.py [--quick] [--data fashion_mnist] [--trials 3] [--seeds 3]
+    python benchmarks/rank1_images.py --cauchy 20000   # so many steps, with and without the clip
 
 Stopped, the same call goes on.
 """
@@ -24,7 +25,7 @@ import numpyro.distributions as dist
 import optax
 from common import DATA, describe_machine, print_versions
 from flax import nnx
-from study import Study, paired_interval, spread
+from study import Study, paired_interval, spread, whole
 
 import ppl_bnn
 from ppl_bnn import datasets, metrics, models, priors
@@ -97,12 +98,13 @@ def network(images: Images, seed: int) -> Any:
 
 def fit(images: Images, method: dict, chosen: dict, seed: int, epochs: int) -> ppl_bnn.Fit:
     family, objective = method.get("family"), method.get("objective", "average")
+    clip = method.get("clip", 10.0)
     net = network(images, seed)
     weights = priors.fan_in_normal(chosen["width"])
     prior: Any = {"*": weights}
     if family is not None:
         vectors = "s" if family == "dropout" else "both"
-        net = models.rank1(net, vectors=vectors, clip=10.0 if "auchy" in family else None)
+        net = models.rank1(net, vectors=vectors, clip=clip if "auchy" in family else None)
         near_one = {
             "cauchy": lambda scale: dist.Cauchy(1.0, scale),
             "log_normal": lambda scale: dist.LogNormal(0.0, scale),
@@ -121,18 +123,20 @@ def fit(images: Images, method: dict, chosen: dict, seed: int, epochs: int) -> p
         options = {"num_components": K, "family": family}
     steps = epochs * len(images.train[1]) // BATCH
     warm = optax.linear_schedule(0.0, 1.0, max(steps // 2, 1))
-    return ppl_bnn.fit(
-        model,
-        ppl_bnn.AutoRank1(model, **options),
-        images.train,
-        num_epochs=epochs,
-        batch_size=BATCH,
-        objective=ppl_bnn.Rank1ELBO(objective=objective),
-        optimizer=optax.adam(optax.cosine_decay_schedule(chosen["learning_rate"], steps)),
-        kl_schedule=warm,
-        validation=images.validation,
-        progress_bar=False,
-        rng_key=jax.random.key(seed),
+    return whole(
+        ppl_bnn.fit(
+            model,
+            ppl_bnn.AutoRank1(model, **options),
+            images.train,
+            num_epochs=epochs,
+            batch_size=BATCH,
+            objective=ppl_bnn.Rank1ELBO(objective=objective),
+            optimizer=optax.adam(optax.cosine_decay_schedule(chosen["learning_rate"], steps)),
+            kl_schedule=warm,
+            validation=images.validation,
+            progress_bar=False,
+            rng_key=jax.random.key(seed),
+        )
     )
 
 
@@ -238,6 +242,22 @@ def table(rows: dict[str, list]) -> None:
                 print(f"  {ours} - {theirs}, {column}: {paired_interval(*both)}")
 
 
+def long_cauchy(images: Images, num_steps: int) -> None:
+    """Whether heavy tails let a long fit end."""
+    chosen = {"learning_rate": 3e-3, "width": 2.0, "prior_scale": 0.1}
+    epochs = -(-num_steps * BATCH // len(images.train[1]))
+    for clip in (10.0, None):
+        method = {"family": "cauchy", "clip": clip}
+        result = fit(images, method, chosen, 0, epochs)
+        finite = np.isfinite(result.losses).all()
+        print(
+            f"clip {clip}: {len(result.losses)} steps, all losses finite: {finite}, largest "
+            f"{result.losses.max():.4g}, last {result.losses[-100:].mean():.4g}, stopped: "
+            f"{result.stopped}",
+            flush=True,
+        )
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--data", choices=list(SCALES), default="fashion_mnist")
@@ -246,13 +266,16 @@ def main() -> None:
     parser.add_argument("--epochs", type=int, default=15)
     parser.add_argument("--train", type=int, default=2000)
     parser.add_argument("--out", type=Path, default=Path("runs/rank1_images"))
+    parser.add_argument("--cauchy", type=int, metavar="STEPS", help="a long fit of Cauchy factors")
     parser.add_argument("--quick", action="store_true", help="a smoke test")
     options = parser.parse_args()
     if options.quick:
         options.trials, options.seeds, options.epochs, options.train = 1, 1, 1, 200
     print_versions("ppl_bnn", "numpyro", "jax", "flax")
     describe_machine()
-    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick")}
+    if options.cauchy:
+        return long_cauchy(load(options.data, options.train, 1), options.cauchy)
+    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick", "cauchy")}
     study = Study(options.out / f"{options.data}{'-quick' * options.quick}.jsonl", told)
     images = load(options.data, options.train, 20 if options.quick else 300)
     table(run(study, images, options.trials, options.seeds, options.epochs))

@@ -50,6 +50,13 @@ class Study:
         return self.results[name]
 
 
+def whole(result: Any) -> Any:
+    """The fit, if it went to its end; an interrupted study ends, and keeps nothing of it."""
+    if result.stopped and result.failed_at is None:
+        raise SystemExit(f"the study ends here, and the same call goes on: {result.stopped}")
+    return result
+
+
 def spread(values: list[float]) -> str:
     """Mean and, over several seeds, standard deviation."""
     array = np.asarray(values, float)

@@ -38,7 +38,7 @@ class Loop:
     score, checkpoints, mesh
         As `fit` has them, each of which may be None.
     result : callable
-        Makes a `Fit` of parameters, losses, validation, failed_at and best parameters.
+        Makes a `Fit` of parameters, losses, validation, failed_at, stopped and best parameters.
     """
 
     def __init__(
@@ -102,7 +102,7 @@ class Loop:
                 RuntimeWarning,
                 stacklevel=3,
             )
-        return self._finish(None)
+        return self._finish(None, stopped)
 
     @property
     def num_steps(self) -> int:
@@ -132,7 +132,7 @@ class Loop:
         if self.score is None:
             self.saved = self.saved._replace(best_params=params)
         else:
-            fit = self.result(params, self.saved.losses, self.saved.validation, None, None)
+            fit = self.result(params, self.saved.losses, self.saved.validation, None, None, None)
             found = self.score(fit.draws(VALIDATION_SAMPLES), fit.own_params)
             before = self.saved.validation
             if not len(before) or found < np.nanmin(before[:, 1]):
@@ -169,21 +169,22 @@ class Loop:
         if self.recent:
             self._fold()
         self.saved = self.saved._replace(losses=self.saved.losses[:number])
+        what = f"step {number} would give values that are not finite{why}"
         warnings.warn(
-            f"step {number} would give values that are not finite{why}. The fit stops before it "
-            "and returns what there is. Lower the step size or clip gradients; for heavy-tailed "
-            "factors, give `models.rank1(net, clip=10.0)`.",
+            f"{what}. The fit stops before it and returns what there is. Lower the step size or "
+            "clip gradients; for heavy-tailed factors, give `models.rank1(net, clip=10.0)`.",
             RuntimeWarning,
             stacklevel=4,
         )
-        return self._finish(number)
+        return self._finish(number, what)
 
-    def _finish(self, failed_at: int | None) -> Fit:
+    def _finish(self, failed_at: int | None, stopped: str | None) -> Fit:
         if self.recent:
             self._fold()
         best = self.saved.best_params if len(self.saved.validation) else None
         params = self.constrain(self.state.params)
-        return self.result(params, self.saved.losses, self.saved.validation, failed_at, best)
+        losses, validation = self.saved.losses, self.saved.validation
+        return self.result(params, losses, validation, failed_at, stopped, best)
 
     def _place(self, arguments: Arguments) -> Arguments:
         """On the devices: rows divided among them, all else whole on each."""

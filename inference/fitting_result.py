@@ -37,6 +37,8 @@ class Fit:
         of the validation data, in nats, shape (epochs, 2); empty where none were given.
     failed_at
         The step that would have made something not finite, and did not; None if all went well.
+    stopped
+        Why the fit ended before its last epoch, in words; None if it did not.
     model, guide
         What was fitted.
     """
@@ -45,6 +47,7 @@ class Fit:
     losses: np.ndarray
     validation: np.ndarray
     failed_at: int | None
+    stopped: str | None
     _best_params: Values | None
     model: Callable
     guide: Any
@@ -61,6 +64,8 @@ class Fit:
             words.append(f"validation {self.validation[-1, 1]:.4g}")
         if self.failed_at is not None:
             words.append(f"failed at step {self.failed_at}")
+        elif self.stopped:
+            words.append("stopped early")
         return f"Fit({type(self.guide).__name__}: {', '.join(words)})"
 
     @property

@@ -160,6 +160,8 @@ def test_a_fit_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match=r"stops after 6 steps.*OSError: the disk is gone"):
         part = fit(normals(), unreliable(2 + 6), checkpoint=folder, **options)
     np.testing.assert_array_equal(part.losses, whole.losses[:6])
+    assert "the disk is gone" in part.stopped and "stopped early" in repr(part)
+    assert whole.stopped is None
     rest = fit(normals(), unreliable(1000), checkpoint=folder, **options)
     np.testing.assert_array_equal(rest.losses, whole.losses)
     np.testing.assert_array_equal(rest.validation, whole.validation)
@@ -234,6 +236,27 @@ def test_a_step_that_is_not_finite_is_not_taken():
     assert all(np.isfinite(value).all() for value in result.params.values())
     assert np.isfinite(result.losses).all()
     assert "failed at step" in repr(result)
+
+
+@pytest.mark.parametrize("clip", [None, 10.0])
+def test_heavy_tails_end_a_fit_unless_they_are_clipped(clip):
+    heavy = dist.Cauchy(1.0, 0.1)
+    prior = {"*.r": heavy, "*.s": heavy, "*": priors.fan_in_normal()}
+    net = models.rank1(models.MLP(2, (8,), 1), clip=clip)
+    wild = models.regression(net, prior, noise=NOISE)
+    options = {"num_components": 2, "family": "cauchy", "scale": "fixed", "init_scale": 1e4}
+    guide = ppl_bnn.AutoRank1(wild, **options)
+    run = partial(ppl_bnn.fit, wild, guide, DATA, batch_size=7, num_epochs=100, progress_bar=False)
+    if clip:
+        result = run()
+        assert len(result.losses) == 300 and np.isfinite(result.losses).all()
+        return
+    with pytest.warns(
+        RuntimeWarning, match=r"step \d+ would .* largest draw is .*e\+\d+, of 'net/"
+    ):
+        result = run()
+    assert 0 < result.failed_at == len(result.losses) < 300
+    assert all(np.isfinite(value).all() for value in result.params.values())
 
 
 def test_a_start_that_is_not_finite_is_refused():
