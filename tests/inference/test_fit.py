@@ -1,6 +1,7 @@
 """`ppl_bnn.fit`: minibatches, schedules, devices, resumption, failures, what it gives back."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -138,6 +139,24 @@ def test_four_devices_take_the_steps_of_one():
         np.testing.assert_allclose(four.params[name], one.params[name], rtol=1e-3, atol=1e-5)
     with pytest.raises(ValueError, match="does not divide among the 3 devices"):
         run(mesh=ppl_bnn.mesh(data=3))
+
+
+def test_devices_meet_once_a_step(monkeypatch):
+    texts = []
+    take = fitting_loop.Loop._take
+
+    def compile_first(self, arguments):
+        if not texts:
+            placed = self._place(arguments)
+            texts.append(self.step.lower(self.state, self.rng_key, placed).compile().as_text())
+        take(self, arguments)
+
+    monkeypatch.setattr(fitting_loop.Loop, "_take", compile_first)
+    guide = ppl_bnn.AutoRank1(network, num_components=K)
+    options = {"batch_size": 8, "num_epochs": 1, "progress_bar": False}
+    ppl_bnn.fit(network, guide, DATA, mesh=ppl_bnn.mesh(data=4), **options)
+    words = r" (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)\("
+    assert re.findall(words, texts[0]) == ["all-reduce"]
 
 
 def unreliable(fails_after):
