@@ -42,6 +42,7 @@ class Study:
         if name not in self.results:
             start = time.perf_counter()
             result = {"name": name, **compute(), "seconds": time.perf_counter() - start}
+            jax.clear_caches()  # of programs that no later fit will run
             with self.path.open("a") as file:
                 file.write(json.dumps(result) + "\n")
             self.results[name] = json.loads(json.dumps(result))
