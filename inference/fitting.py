@@ -19,10 +19,10 @@ from ppl_bnn.checks import base
 from ppl_bnn.identity import identity
 from ppl_bnn.inference.fitting_checkpoint import Checkpoints, Saved
 from ppl_bnn.inference.fitting_loop import Loop
-from ppl_bnn.inference.fitting_result import Fit, Values, guide_sites
+from ppl_bnn.inference.fitting_result import Fit, Sampler, Values
 from ppl_bnn.inference.fitting_score import Score
 from ppl_bnn.inference.fitting_step import FitState, Problem
-from ppl_bnn.inference.fitting_stream import Arguments, as_stream
+from ppl_bnn.inference.fitting_stream import as_stream
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 from ppl_bnn.inference.rank1_guide import AutoRank1
 from ppl_bnn.mesh import DATA, check_mesh, size
@@ -144,6 +144,7 @@ def fit(
     svi_state = svi.init(key_init, *probe[0], **probe[1])
     params = svi.optim.get_params(svi_state.optim_state)
     constrain = jax.jit(svi.constrain_fn)
+    sampler = Sampler(guide, probe)
     problem = Problem(
         model=model,
         guide=guide,
@@ -152,7 +153,7 @@ def fit(
         constrain=svi.constrain_fn,
         rows=rows,
         num_rows=stream.num_rows,
-        annealed=_annealed(guide, constrain(params), probe, sites, rows),
+        annealed=_annealed(sampler.sites(constrain(params)), sites, rows),
         kl_schedule=weight,
         compute_dtype=compute_dtype,
     )
@@ -163,13 +164,15 @@ def fit(
     if checkpoint is not None:
         told = {
             "model": identity(model),
-            "guide": identity(guide),
+            "guide": _told_guide(guide, saved.best_params),
             "objective": identity(vars(objective)),
             "optimizer": identity(optimizer.update),
             "kl_schedule": identity(weight),
             "rng_key": identity(jax.random.key_data(key_steps)),
             "data": f"{stream.num_rows} rows, {batch_size} a step, {identity(stream.first)}",
             "model_kwargs": identity(others),
+            "compute_dtype": "none" if compute_dtype is None else jnp.dtype(compute_dtype).name,
+            "validation": "none" if score is None else identity(score.leaves),
         }
         checkpoints = Checkpoints(checkpoint, told)
         saved = checkpoints.restore(state, saved.best_params) or saved
@@ -181,6 +184,7 @@ def fit(
         _own_params=own_params,
         _rng_key=key_draws,
         _probe=probe,
+        _sampler=sampler,
     )
     loop = Loop(problem, stream, key_steps, others, score, checkpoints, mesh, result)
     try:
@@ -201,11 +205,8 @@ def _kl_schedule(kl_schedule: Callable | float | None) -> Callable | None:
     return optax.constant_schedule(kl_schedule)
 
 
-def _annealed(
-    guide: Callable, params: Values, probe: Arguments, sites: dict[str, dict], rows: Rows
-) -> frozenset[str]:
+def _annealed(own: dict[str, Any], sites: dict[str, dict], rows: Rows) -> frozenset[str]:
     """Sites whose divergence the schedule weighs: those that the guide does not make points."""
-    own = guide_sites(guide, params, probe)
     latent = {n for n, s in sites.items() if s["type"] == "sample" and n not in rows.sites}
     if set(own) - latent:  # one vector for all sites
         return frozenset(own) | latent
@@ -223,3 +224,9 @@ def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
     rows = find_rows(model, *arguments)
     assert rows is not None
     return Score(model, arguments, rows)
+
+
+def _told_guide(guide: Any, params: Values) -> str:
+    """A guide by its settings or, where they are NumPyro's business, by where it begins."""
+    settings = guide if isinstance(guide, AutoRank1) else type(guide).__qualname__
+    return identity([settings, params])

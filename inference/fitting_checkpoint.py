@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -36,9 +37,15 @@ class Checkpoints:
     """
 
     def __init__(self, folder: Any, told: dict[str, str]):
+        if not isinstance(folder, str | os.PathLike) or not str(folder):
+            raise ValueError(f"`checkpoint` must be the path of a folder, got {folder!r}.")
         path = Path(folder).expanduser().resolve()
-        if path.exists() and not path.is_dir():
-            raise ValueError(f"`checkpoint` must be a folder, but {path} is a file.")
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ValueError(
+                f"`checkpoint` must be a folder, and {path} is none: {error}"
+            ) from error
         self.path, self.told = path, told
         self.manager = ocp.CheckpointManager(
             path,
@@ -58,8 +65,7 @@ class Checkpoints:
         number = self.manager.latest_step()
         if number is None:
             return None
-        restore = self.manager.restore
-        kept = restore(number, args=ocp.args.Composite(told=ocp.args.JsonRestore()))["told"]
+        kept = self._read(number, told=ocp.args.JsonRestore())["told"]
         differ = [name for name, text in self.told.items() if kept["told"].get(name) != text]
         if differ:
             raise ValueError(
@@ -73,12 +79,21 @@ class Checkpoints:
         }
         empty = {name: array for name, array in history.items() if not array.size}
         wanted = {name: array for name, array in (template | history).items() if name not in empty}
-        args = ocp.args.Composite(state=ocp.args.StandardRestore(wanted))
-        found = restore(number, args=args)["state"] | empty
+        found = self._read(number, state=ocp.args.StandardRestore(wanted))["state"] | empty
         treedef = jax.tree.structure((like, like_best))
         state, best = jax.tree.unflatten(treedef, [found[str(i)] for i in range(len(template))])
         losses, validation = (np.asarray(found[name]) for name in ("losses", "validation"))
         return Saved(state, losses, validation, kept["num_epochs"], best)
+
+    def _read(self, number: int, **items: Any) -> Any:
+        try:
+            return self.manager.restore(number, args=ocp.args.Composite(**items))
+        except Exception as error:
+            raise ValueError(
+                f"`checkpoint` names {self.path}, which holds step {number} of something that "
+                f"cannot be read as a fit ({type(error).__name__}: {error}): give another folder, "
+                "or remove this one to begin anew."
+            ) from error
 
     def save(self, saved: Saved) -> None:
         """Keep this in place of what was kept before."""

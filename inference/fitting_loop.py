@@ -133,7 +133,7 @@ class Loop:
             self.saved = self.saved._replace(best_params=params)
         else:
             fit = self.result(params, self.saved.losses, self.saved.validation, None, None, None)
-            found = self.score(fit.draws(VALIDATION_SAMPLES), fit.own_params)
+            found = self.score(fit.draws(VALIDATION_SAMPLES))
             before = self.saved.validation
             if not len(before) or found < np.nanmin(before[:, 1]):
                 self.saved = self.saved._replace(best_params=params)
@@ -147,7 +147,15 @@ class Loop:
         if self.recent:
             self._fold()
         if self.checkpoints is not None:
-            self.checkpoints.save(self.saved)
+            try:
+                self.checkpoints.save(self.saved)
+            except Exception as error:
+                self.checkpoints = None
+                warnings.warn(
+                    f"the state cannot be kept any more: {type(error).__name__}: {error}",
+                    RuntimeWarning,
+                    stacklevel=5,
+                )
             self.kept_at = time.monotonic()
 
     def _show(self, progress: tqdm) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -11,11 +10,10 @@ import jax
 import numpy as np
 from numpyro import handlers
 from numpyro.distributions import Delta
-from numpyro.infer import Predictive
 
 from ppl_bnn.arguments import check_integer
 from ppl_bnn.checks import base
-from ppl_bnn.draws import Draws, by_name
+from ppl_bnn.draws import Arrays, Draws, by_name
 from ppl_bnn.inference.rank1_guide import AutoRank1
 
 Values = dict[str, jax.Array]
@@ -54,6 +52,7 @@ class Fit:
     _own_params: frozenset[str]
     _rng_key: jax.Array
     _probe: tuple[tuple, dict[str, Any]]
+    _sampler: Sampler
 
     def __repr__(self) -> str:
         """What there is, not its numbers."""
@@ -100,44 +99,59 @@ class Fit:
         """
         check_integer("num_samples", num_samples, 1)
         rng_key = self._rng_key if rng_key is None else rng_key
-        guide, (args, kwargs) = self.guide, self._probe
-        shared: dict[str, np.ndarray] = {}
-        if isinstance(guide, AutoRank1):
-            num_samples = 1 if guide.is_point else num_samples
-            samples, shared = guide.draw(rng_key, self.params, num_samples)
+        if isinstance(self.guide, AutoRank1):
+            num_samples = 1 if self.guide.is_point else num_samples
+            samples, shared = self.guide.draw(rng_key, self.params, num_samples)
         else:
-            sites = guide_sites(guide, self.params, self._probe)
-            is_point = all(isinstance(base(fn), Delta) for fn in sites.values())
-            draw = Predictive(guide, params=self.params, num_samples=1 if is_point else num_samples)
-            values = draw(rng_key, *args, **kwargs)
-            samples = {name: np.asarray(values[name])[None] for name in sites}
+            samples, shared = self._sampler(rng_key, self.params, num_samples), {}
+        own_params = {name: np.asarray(self.params[name]) for name in self._own_params}
         return Draws(
             samples,
-            self._fitted_model(),
-            fitted=by_name(self.model, args, kwargs),
-            shared=shared,
+            self.model,
+            fitted=by_name(self.model, *self._probe),
+            shared=shared | own_params,
             are_chains=False,
         )
 
-    @property
-    def own_params(self) -> Values:
-        """Parameters that the model itself declares (`numpyro.param`)."""
-        return {name: self.params[name] for name in self._own_params}
 
-    def _fitted_model(self) -> Callable:
-        if not self._own_params:
-            return self.model
-        return functools.wraps(self.model)(handlers.substitute(self.model, data=self.own_params))
+class Sampler:
+    """Draws from a guide that only NumPyro knows, by one compiled program.
 
+    Parameters
+    ----------
+    guide : callable
+        Has been set up.
+    probe : tuple
+        Arguments that it can be run on.
+    """
 
-def guide_sites(
-    guide: Callable, params: Values, probe: tuple[tuple, dict[str, Any]]
-) -> dict[str, Any]:
-    """Distributions of a guide's sample sites, run on `probe`."""
-    args, kwargs = probe
-    pinned = handlers.substitute(handlers.seed(guide, 0), data=params)
-    trace = handlers.trace(pinned).get_trace(*args, **kwargs)
-    return {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
+    def __init__(self, guide: Callable, probe: tuple[tuple, dict[str, Any]]):
+        self.guide, self.probe = guide, probe
+        self._draw = jax.jit(self._run, static_argnums=2)
+
+    def sites(self, params: Values) -> dict[str, Any]:
+        """Distributions of the guide's sample sites."""
+        trace = self._trace(jax.random.key(0), params)
+        return {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
+
+    def __call__(self, rng_key: jax.Array, params: Values, num_samples: int) -> Arrays:
+        """By site, shape (1, num_samples, ...), or one draw where all are points."""
+        if all(isinstance(base(fn), Delta) for fn in self.sites(params).values()):
+            num_samples = 1
+        drawn = self._draw(rng_key, params, num_samples)
+        return {name: np.asarray(value)[None] for name, value in drawn.items()}
+
+    def _run(self, rng_key: jax.Array, params: Values, num_samples: int) -> Values:
+        def one(key: jax.Array) -> Values:
+            trace = self._trace(key, params)
+            return {n: site["value"] for n, site in trace.items() if site["type"] == "sample"}
+
+        return jax.vmap(one)(jax.random.split(rng_key, num_samples))
+
+    def _trace(self, rng_key: jax.Array, params: Values) -> dict[str, Any]:
+        args, kwargs = self.probe
+        pinned = handlers.substitute(handlers.seed(self.guide, rng_key), data=params)
+        return handlers.trace(pinned).get_trace(*args, **kwargs)
 
 
 def num_values(params: Values) -> int:

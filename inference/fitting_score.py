@@ -40,9 +40,9 @@ class Score:
 
         self._of_draws = jax.jit(jax.vmap(of_draw, in_axes=(0, None, None)))
 
-    def __call__(self, draws: Draws, own_params: dict[str, jax.Array]) -> float:
-        """Negative mean over rows, in nats; `own_params` are the model's."""
-        samples, shared = draws.flat(), jax.tree.map(jnp.asarray, draws.shared | own_params)
+    def __call__(self, draws: Draws) -> float:
+        """Negative mean over rows, in nats."""
+        samples, shared = draws.flat(), jax.tree.map(jnp.asarray, draws.shared)
         size, num_draws = min(ROWS_AT_ONCE, self.num_rows), draws.num_chains * draws.num_draws
         total = 0.0
         for start in range(0, self.num_rows, size):

@@ -14,7 +14,7 @@ import optax
 from numpyro.primitives import Messenger
 
 from ppl_bnn.density import site_log_prob
-from ppl_bnn.inference.rank1_guide import AutoRank1
+from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 from ppl_bnn.likelihood import ScaleSites
 from ppl_bnn.random_module import computing_in
 from ppl_bnn.rows import Rows
@@ -56,7 +56,7 @@ class Problem(NamedTuple):
         if self.kl_schedule is not None:
             weight = jnp.asarray(self.kl_schedule(step), jnp.result_type(float))
             model = ScaleSites(model, self.annealed, weight)
-            if not isinstance(guide, AutoRank1):  # whose objective reads the model's scales alone
+            if not isinstance(self.objective, Rank1ELBO):  # which reads the model's scales alone
                 guide = ScaleSites(guide, self.annealed, weight)
         rng_key = jax.random.fold_in(rng_key, step)
         with nullcontext() if self.compute_dtype is None else computing_in(self.compute_dtype):

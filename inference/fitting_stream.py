@@ -11,7 +11,7 @@ import numpy as np
 
 from ppl_bnn.arguments import check_integer
 from ppl_bnn.inference import batches
-from ppl_bnn.row_source import RowSource, are_arrays, as_source
+from ppl_bnn.row_source import RowSource, are_arrays, as_source, kinds
 
 ROWS_LOOKED_AT = 16
 STEPS_AHEAD = 64  # whose row numbers are drawn at once
@@ -135,7 +135,7 @@ def as_stream(
         raise ValueError(
             "`data` must be the model's arguments, as a tuple of arrays or as a dictionary of them "
             "by name, a `ppl_bnn.RowSource`, or an iterable of such tuples, one for each batch; "
-            f"got {type(data).__name__}."
+            f"got {kinds(data)} (`to_numpy()` makes arrays of pandas')."
         )
     if batch_size is not None:
         raise ValueError(
@@ -148,7 +148,7 @@ def _arguments(batch: Any) -> Arguments:
     if not are_arrays(batch):
         raise ValueError(
             "each batch of `data` must be the model's arguments, as a tuple of arrays or as a "
-            f"dictionary of them by name; got {type(batch).__name__}."
+            f"dictionary of them by name; got {kinds(batch)}."
         )
     batch = _on_host(batch)
     return ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})

@@ -239,7 +239,8 @@ class Rank1ELBO(ELBO):
     ) -> jax.Array:
         """KL of a site from its prior, times the site's scale."""
         scale = 1.0 if site["scale"] is None else site["scale"]
-        return scale * self._unscaled(name, q, site["fn"], draw)
+        prior = site["fn"].to_event(len(site["fn"].batch_shape))  # q is one event
+        return scale * self._unscaled(name, q, prior, draw)
 
     def _unscaled(
         self, name: str, q: dist.Distribution, prior: dist.Distribution, draw: jax.Array

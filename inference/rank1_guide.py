@@ -67,10 +67,11 @@ class AutoRank1:
     init_scale : float
         Of the distributions of factors and mean-field sites, positive.
     init_spread : float
-        Locations begin at draws from N(1, init_spread^2); for the positive families, at the
-        exponential of draws around zero.
+        Locations begin at draws from N(m, init_spread^2), m the value that the layer was built
+        with: 1, or 0 where a perturbation adds; for sites without such a value, 1. Those of the
+        positive families begin at the exponential of draws around zero.
     random_sign : float, optional
-        Probability with which a location begins at +1 and not at -1, in place of N(1, .). A prior
+        Probability with which a location begins at m and not at -m, in place of N(m, .). A prior
         around +1 of standard deviation 0.1 is 200 nats away from -1, for each entry: only with a
         slow rise of the divergence's weight do such starts keep some of their signs.
     dropout_rate : float
@@ -247,9 +248,8 @@ class AutoRank1:
 
     def _declare(self, rng_key: jax.Array, name: str, site: dict[str, Any]) -> Values:
         """Parameters of one site, with their values in this run of the guide."""
-        value = site["value"]
+        value, initial = site["value"], site["infer"].get("initial_value")
         if not _fits(name, self.factors):
-            initial = site["infer"].get("initial_value")
             start = value if initial is None else jnp.asarray(initial(), value.dtype)
             support = site["fn"].support
             if not _fits(name, self.mean_field):
@@ -266,11 +266,12 @@ class AutoRank1:
             return _scale(name + SCALE, jnp.exp(near_zero))
         if self.family == "dropout":  # a constant, that says which sites are factors
             return {name + LOC: numpyro.param(name + LOC, jnp.ones_like(near_zero))}
+        middle = jnp.ones((), value.dtype) if initial is None else initial()
         if self.random_sign is not None:
             is_positive = near_zero < self.init_spread * norm.ppf(self.random_sign)
-            start = jnp.where(is_positive, 1, -1).astype(value.dtype)
+            start = jnp.where(is_positive, middle, -middle).astype(value.dtype)
         else:
-            start = near_zero if self.family == "log_normal" else 1 + near_zero
+            start = near_zero if self.family == "log_normal" else middle + near_zero
         params = {name + LOC: numpyro.param(name + LOC, start)}
         if self.family == "delta" or self.scale == "fixed":
             return params

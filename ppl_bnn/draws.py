@@ -12,6 +12,7 @@ import numpy as np
 from numpyro.infer import MCMC
 
 from ppl_bnn._arviz import posterior
+from ppl_bnn.identity import identity
 
 COMPONENTS = "chain"  # attribute of a data set whose chains are none: says what they are
 
@@ -159,6 +160,11 @@ def _together(members: list[Draws]) -> Draws:
     if len(sites) > 1:
         raise ValueError(
             f"the members given as `draws` are of different models: their sites are {sorted(sites)}"
+        )
+    if len({identity(member.model) for member in members}) > 1:
+        raise ValueError(
+            "the members given as `draws` are of different models, and each can only be run in its "
+            "own: predict with each, and average"
         )
     samples = {name: np.concatenate([m[name] for m in whole]) for name in whole[0]}
     return replace(members[0], samples=samples, stats={}, shared={}, are_chains=False)

@@ -19,8 +19,9 @@ Number = bool | int | float | complex | str | bytes | None
 def identity(value: Any) -> str:
     """Code of a function, with what it holds: numbers, arrays, distributions, other functions.
 
-    Of other objects (networks) it holds the type. Two models that differ only inside such an
-    object, or in globals other than numbers, have the same identity.
+    Of flax NNX networks it holds how they were built, and not the values of their weights. Of
+    other objects it holds the type: two models that differ only inside such an object, or in
+    globals other than numbers, have the same identity.
     """
     return repr(_identity(value, frozenset()))
 
@@ -31,6 +32,12 @@ def _identity(value: Any, above: frozenset[int]) -> Any:
     if id(value) in above:
         return "..."
     inside = functools.partial(_identity, above=above | {id(value)})
+    if isinstance(value, nnx.Variable):
+        content = value.get_value()
+        return type(value).__qualname__, np.shape(content), str(getattr(content, "dtype", ""))
+    if isinstance(value, nnx.Module):
+        settings = {k: v for k, v in vars(value).items() if not k.startswith("_pytree")}
+        return type(value).__qualname__, inside(settings)
     if isinstance(value, types.CodeType):
         return value.co_code, [inside(constant) for constant in value.co_consts]
     if isinstance(value, types.FunctionType):
@@ -51,11 +58,12 @@ def _identity(value: Any, above: frozenset[int]) -> Any:
         return sorted(map(repr, value))
     if isinstance(value, Distribution):
         return type(value).__qualname__, [inside(leaf) for leaf in jax.tree.leaves(value)]
-    if callable(value) and hasattr(value, "__dict__") and not isinstance(value, type | nnx.Module):
+    if callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
         return type(value).__qualname__, inside(vars(value))  # a model that is an object
     is_array = isinstance(value, np.ndarray | np.generic | jax.Array)
     if is_array and not isinstance(value, jax.core.Tracer):
-        array = np.asarray(value)
+        is_key = jax.dtypes.issubdtype(value.dtype, jax.dtypes.prng_key)
+        array = np.asarray(jax.random.key_data(value) if is_key else value)
         return array.shape, array.dtype.str, zlib.crc32(array.tobytes())
     return type(value).__qualname__
 

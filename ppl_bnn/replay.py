@@ -78,10 +78,12 @@ class Replay:
         _check_plates(sites)
         drawn = draws.flat()
         latent = [name for name, site_ in sites.items() if _is_latent(site_)]
-        self.shared = {n: jnp.asarray(v) for n, v in draws.shared.items() if n in latent}
+        params = [name for name, site_ in sites.items() if site_["type"] == "param"]
+        given = {*latent, *params}
+        self.shared = {n: jnp.asarray(v) for n, v in draws.shared.items() if n in given}
         self.site = _observed_site(sites, latent, {*drawn, *self.shared}, site)
         # Deterministic sites were recorded at the inputs of the fit and are computed afresh.
-        self.samples = {name: drawn[name] for name in latent if name in drawn}
+        self.samples = {name: value for name, value in drawn.items() if name in given}
         self.num_samples = draws.num_chains * draws.num_draws
         self.batch_size = min(batch_size, self.num_samples)
         self.points_batch_size = min(points_batch_size or self.num_points, self.num_points)

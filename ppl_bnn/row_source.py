@@ -165,7 +165,7 @@ def refuse_row_statistics(model: Callable, source: RowSource) -> None:
         )
 
 
-def _kinds(batches: Any) -> str:
+def kinds(batches: Any) -> str:
     """What `batches` is, and what is in it."""
     name = type(batches).__name__
     if isinstance(batches, Mapping):
@@ -189,7 +189,9 @@ def are_arrays(values: Any) -> bool:
 
 
 def _has_rows(value: Any) -> bool:
-    return hasattr(value, "dtype") and bool(getattr(value, "shape", ()))
+    # pandas' take labels in brackets and not places, scipy's sparse ones give sparse rows
+    is_other = hasattr(value, "to_numpy") or hasattr(value, "toarray")
+    return hasattr(value, "dtype") and bool(getattr(value, "shape", ())) and not is_other
 
 
 def as_source(batches: Any) -> RowSource:
@@ -209,8 +211,8 @@ def as_source(batches: Any) -> RowSource:
         raise ValueError(
             "`batches` must be the model's arguments, as a tuple of arrays or as a dictionary of "
             "them by name, or a `ppl_bnn.RowSource`, which reads rows by their numbers; got "
-            f"{_kinds(batches)}. An iterator does not do: it has one position, and every chain "
-            "needs its own."
+            f"{kinds(batches)} (`to_numpy()` makes arrays of pandas'). An iterator does not do: it "
+            "has one position, and every chain needs its own."
         )
     lengths = [array.shape[0] for array in jax.tree.leaves(batches)]
     if len(set(lengths)) > 1:

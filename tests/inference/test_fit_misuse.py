@@ -1,0 +1,192 @@
+"""What goes wrong with `ppl_bnn.fit`, and what it says: other data and models, broken folders."""
+
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import numpyro
+import numpyro.distributions as dist
+import optax
+import pytest
+from flax import nnx
+from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+
+import ppl_bnn
+from ppl_bnn import models, priors
+from ppl_bnn.inference import fitting_result
+
+N = 12
+RNG = np.random.default_rng(0)
+X = RNG.normal(size=(N, 2)).astype(np.float32)
+Y = X.sum(1)
+ADAM = optax.adam(0.01)
+
+
+def model(x, y=None):
+    r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+    with numpyro.plate("data", len(x)):
+        numpyro.sample("y", dist.Normal((x * r).sum(-1), 0.5), obs=y)
+
+
+def fit(model=model, guide=None, data=(X, Y), **options):
+    guide = ppl_bnn.AutoRank1(model, num_components=2) if guide is None else guide
+    given = {"batch_size": 4, "num_epochs": 1, "progress_bar": False} | options
+    return ppl_bnn.fit(model, guide, data, **given)
+
+
+class Frame(np.ndarray):
+    """Of labelled rows, as pandas has them."""
+
+    def to_numpy(self):
+        return np.asarray(self)
+
+
+def test_labelled_rows_are_refused():
+    labelled = Y.view(Frame)
+    with pytest.raises(ValueError, match=r"got tuple of \(ndarray, Frame\).*to_numpy"):
+        fit(data=(X, labelled))
+    with pytest.raises(ValueError, match=r"got tuple of \(ndarray, list\)"):
+        fit(data=(X, list(Y)))
+
+
+def test_the_schedule_reaches_the_objectives_of_numpyro():
+    """Also where they are given an AutoRank1."""
+    run = partial(fit, optimizer=optax.set_to_zero(), objective=TraceMeanField_ELBO())
+    none, half, full = (run(kl_schedule=weight).losses for weight in (0.0, 0.5, 1.0))
+    assert (np.abs(full - none) > 1e-3).all()
+    np.testing.assert_allclose(half, (none + full) / 2, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", ["plate", "batch", "event"])
+def test_the_divergence_of_a_site_does_not_depend_on_how_it_is_written(kind):
+    def written(x, y=None):
+        if kind == "plate":
+            with numpyro.plate("features", 2):
+                r = numpyro.sample("net.r", dist.Normal(1.0, 0.4))
+        else:
+            law = dist.Normal(1.0, 0.4).expand([2])
+            r = numpyro.sample("net.r", law.to_event(1) if kind == "event" else law)
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal((x * r).sum(-1), 0.5), obs=y)
+
+    guide = ppl_bnn.AutoRank1(written, num_components=2)
+    loc, scale = jnp.array([[1.1, 0.7], [0.9, 1.3]]), jnp.full((2, 2), 0.2)
+    params = {"net.r_auto_loc": loc, "net.r_auto_scale": scale}
+    key, args = jax.random.key(0), (params, written, guide, X, Y)
+    with_kl, without = (ppl_bnn.Rank1ELBO(kl_weight=w).loss(key, *args) for w in (1.0, 0.0))
+    expected = jnp.log(0.4 / scale) + (scale**2 + (loc - 1) ** 2) / (2 * 0.4**2) - 0.5
+    assert with_kl - without == pytest.approx(float(expected.sum(1).mean()), rel=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("perturbation", "middle"), [("multiplicative", 1), ("additive", 0), ("shift", 0)]
+)
+def test_factors_begin_where_the_network_is_what_it_was(perturbation, middle):
+    net = models.rank1(models.MLP(2, (50,), 1), perturbation=perturbation)
+    bnn = models.regression(net, priors.fan_in_normal(), noise=0.5)
+    guide = ppl_bnn.AutoRank1(bnn, num_components=2, init_spread=0.1)
+    params = fit(bnn, guide, optimizer=optax.set_to_zero()).params
+    start = np.asarray(params["net/layers.0.r_auto_loc"])
+    assert np.abs(start - middle).mean() < 0.2
+
+
+def test_an_ensemble_is_of_one_model():
+    def member(activation, seed):
+        net = models.MLP(2, (4,), 1, activation=activation, rngs=nnx.Rngs(seed))
+        bnn = models.regression(net, priors.fan_in_normal(), noise=0.5)
+        guide = ppl_bnn.AutoRank1(bnn, num_components=1, factors=())
+        return fit(bnn, guide)
+
+    tanh, other_start, relu = member("tanh", 0), member("tanh", 1), member("relu", 0)
+    prediction = ppl_bnn.predict([tanh, other_start], X, return_draws=True)
+    alone = ppl_bnn.predict(other_start, X).mean
+    np.testing.assert_allclose(prediction.draws[1, 0], alone, rtol=1e-4, atol=1e-5)
+    assert np.abs(prediction.draws[0] - prediction.draws[1]).max() > 1e-3
+    with pytest.raises(ValueError, match="of different models"):
+        ppl_bnn.predict([tanh, relu], X)
+
+
+def test_members_keep_parameters_of_their_models():
+    def own(x, y=None):
+        noise = numpyro.param("noise", 3.0, constraint=dist.constraints.positive)
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal((x * r).sum(-1), noise), obs=y)
+
+    short, long = (
+        fit(own, optimizer=optax.adam(0.1), num_epochs=n, rng_key=jax.random.key(1))
+        for n in (1, 20)
+    )
+    noises = [float(result.params["noise"]) for result in (short, long)]
+    assert abs(noises[0] - noises[1]) > 0.5
+    for members in ([short, long], [long, short]):
+        variance = ppl_bnn.predict(members, X).aleatoric_variance
+        np.testing.assert_allclose(variance, np.mean(np.square(noises)), rtol=1e-5)
+
+
+def test_guides_of_numpyro_are_compiled_once(monkeypatch):
+    traced = []
+    run = fitting_result.Sampler._run
+
+    def count(self, *args):
+        traced.append(args)
+        return run(self, *args)
+
+    monkeypatch.setattr(fitting_result.Sampler, "_run", count)
+    guide = AutoDiagonalNormal(model)
+    result = fit(guide=guide, objective=Trace_ELBO(), num_epochs=4, validation=(X, Y))
+    assert len(result.validation) == 4 and len(traced) == 1
+
+
+@pytest.mark.parametrize("make", [AutoNormal, ppl_bnn.AutoRank1])
+def test_what_a_checkpoint_belongs_to(tmp_path, make):
+    run = partial(fit, guide=make(model), checkpoint=tmp_path / "fit", num_epochs=2)
+    first = run(optimizer=ADAM)
+    again = run(optimizer=ADAM)
+    np.testing.assert_array_equal(first.losses, again.losses)
+    for change, word in (
+        ({"validation": (X, Y)}, "validation"),
+        ({"compute_dtype": jnp.bfloat16}, "compute_dtype"),
+        ({"guide": ppl_bnn.AutoRank1(model, num_components=3)}, "guide"),
+        ({"data": (X, Y + 1)}, "data"),
+    ):
+        with pytest.raises(ValueError, match=f"another .*{word}"):
+            run(optimizer=ADAM, **change)
+
+
+def test_other_networks_are_other_models(tmp_path):
+    for hidden, activation in (((4,), "tanh"), ((4,), "relu"), ((8,), "tanh"), ((4, 4), "tanh")):
+        bnn = models.regression(
+            models.MLP(2, hidden, 1, activation=activation), priors.fan_in_normal()
+        )
+        run = partial(fit, bnn, ppl_bnn.AutoRank1(bnn, num_components=1, factors=()))
+        if (hidden, activation) == ((4,), "tanh"):
+            run(checkpoint=tmp_path / "fit")
+            continue
+        with pytest.raises(ValueError, match="holds a fit with another model"):
+            run(checkpoint=tmp_path / "fit")
+
+
+def test_folders_that_are_none(tmp_path):
+    (tmp_path / "file").write_text("")
+    for folder in (tmp_path / "file", tmp_path / "file" / "inside"):
+        with pytest.raises(ValueError, match="`checkpoint` must be a folder"):
+            fit(checkpoint=folder)
+    for folder in ("", 3):
+        with pytest.raises(ValueError, match="`checkpoint` must be the path of a folder"):
+            fit(checkpoint=folder)
+    (tmp_path / "other" / "7").mkdir(parents=True)
+    with pytest.raises(ValueError, match="cannot be read as a fit"):
+        fit(checkpoint=tmp_path / "other")
+
+
+def test_a_disk_that_fails_does_not_lose_the_fit(tmp_path, monkeypatch):
+    def fail(self, saved):
+        raise OSError("no space left")
+
+    monkeypatch.setattr(ppl_bnn.inference.fitting_checkpoint.Checkpoints, "save", fail)
+    with pytest.warns(RuntimeWarning, match=r"cannot be kept any more.*no space left"):
+        result = fit(checkpoint=tmp_path / "fit")
+    assert len(result.losses) == 3
