@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -22,7 +23,7 @@ from ppl_bnn.inference.fitting_loop import Loop
 from ppl_bnn.inference.fitting_result import Fit, Sampler, Values
 from ppl_bnn.inference.fitting_score import Score
 from ppl_bnn.inference.fitting_step import FitState, Problem
-from ppl_bnn.inference.fitting_stream import as_stream
+from ppl_bnn.inference.fitting_stream import Arguments, as_stream
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 from ppl_bnn.inference.rank1_guide import AutoRank1
 from ppl_bnn.mesh import DATA, check_mesh, size
@@ -116,6 +117,7 @@ def fit(
     key_init, key_order, key_steps, key_draws = jax.random.split(rng_key, 4)
     check_integer("num_epochs", num_epochs, 1)
     check_mesh(mesh)
+    _check_parts(guide, objective, optimizer)
     stream = as_stream(data, batch_size, num_rows, key_order)
     weight = _kl_schedule(kl_schedule)
     if compute_dtype is not None and jnp.dtype(compute_dtype) not in map(jnp.dtype, DTYPES):
@@ -125,7 +127,7 @@ def fit(
 
     first = stream.first[0], stream.first[1] | others
     sites = checked_trace(model, *first)
-    rows = find_rows(model, *first)
+    rows = _find_rows(model, stream.first, others)
     assert rows is not None  # something is observed, says `checked_trace`
     check_rows(model, jax.tree.leaves(first), rows)
     score = None if validation is None else _score(model, validation, others)
@@ -145,6 +147,7 @@ def fit(
     params = svi.optim.get_params(svi_state.optim_state)
     constrain = jax.jit(svi.constrain_fn)
     sampler = Sampler(guide, probe)
+    _check_guide(sampler, constrain(params), sites)
     problem = Problem(
         model=model,
         guide=guide,
@@ -194,6 +197,48 @@ def fit(
             checkpoints.close()
 
 
+def _check_parts(guide: Any, objective: Any, optimizer: Any) -> None:
+    """Refuse what is no guide, objective or optimizer."""
+    if not callable(guide) or isinstance(guide, type):
+        raise ValueError(f"`guide` must be a guide, such as AutoRank1(model), got {guide!r}.")
+    if objective is not None and (isinstance(objective, type) or not hasattr(objective, "loss")):
+        raise ValueError(
+            f"`objective` must be an ELBO, such as Rank1ELBO() or Trace_ELBO(), got {objective!r}."
+        )
+    if not (optimizer is None or isinstance(optimizer, optax.GradientTransformation)):
+        raise ValueError(
+            "`optimizer` must be one of optax's, such as optax.adam(1e-3), got "
+            f"{type(optimizer).__name__}."
+        )
+
+
+def _check_guide(sampler: Sampler, params: Values, sites: dict[str, dict]) -> None:
+    """Refuse a guide of another model."""
+    latent = {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
+    own, auxiliary = sampler.sites(params), sampler.auxiliary(params)
+    missing, unknown = sorted(latent - set(own)), sorted(set(own) - latent - auxiliary)
+    if missing or unknown:
+        raise ValueError(
+            "`guide` is not one of `model`: "
+            + "; ".join(
+                f"{words} {names}"
+                for words, names in (
+                    ("it says nothing of the sites", missing),
+                    ("the model does not have its sites", unknown),
+                )
+                if names
+            )
+        )
+
+
+def _find_rows(model: Callable, data: Arguments, others: dict[str, Any]) -> Rows | None:
+    """The rows of the data, which no other argument can be mistaken for."""
+    args, kwargs = data
+    positional = list(inspect.signature(model).bind(*args, **kwargs, **others).arguments)
+    names = [*positional[: len(args)], *kwargs]
+    return find_rows(model, args, kwargs | others, names)
+
+
 def _kl_schedule(kl_schedule: Callable | float | None) -> Callable | None:
     if kl_schedule is None or callable(kl_schedule):
         return kl_schedule
@@ -221,7 +266,7 @@ def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
     except ValueError as error:
         error.add_note("This is about `validation`.")
         raise
-    rows = find_rows(model, *arguments)
+    rows = _find_rows(model, stream.first, others)
     assert rows is not None
     return Score(model, arguments, rows)
 

@@ -134,6 +134,11 @@ class Sampler:
         trace = self._trace(jax.random.key(0), params)
         return {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
 
+    def auxiliary(self, params: Values) -> set[str]:
+        """Sample sites that stand for no site of the model, such as one vector for all."""
+        trace = self._trace(jax.random.key(0), params)
+        return {n for n, site in trace.items() if (site.get("infer") or {}).get("is_auxiliary")}
+
     def __call__(self, rng_key: jax.Array, params: Values, num_samples: int) -> Arrays:
         """By site, shape (1, num_samples, ...), or one draw where all are points."""
         if all(isinstance(base(fn), Delta) for fn in self.sites(params).values()):

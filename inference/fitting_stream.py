@@ -108,7 +108,9 @@ class IterableStream:
             while held is not None:
                 following = next(one_pass, None)
                 if number >= step:
-                    yield Batch(_arguments(held), following is None)
+                    arguments = _arguments(held)
+                    _check_like(arguments, self.first)
+                    yield Batch(arguments, following is None)
                 number, held = number + 1, following
 
 
@@ -152,6 +154,21 @@ def _arguments(batch: Any) -> Arguments:
         )
     batch = _on_host(batch)
     return ((), dict(batch)) if isinstance(batch, Mapping) else (tuple(batch), {})
+
+
+def _check_like(arguments: Arguments, first: Arguments) -> None:
+    """Refuse a batch whose rows are not like those of the first."""
+    treedef: Any = jax.tree.structure(arguments)
+    shapes = [leaf.shape for leaf in jax.tree.leaves(arguments)]
+    expected = [leaf.shape for leaf in jax.tree.leaves(first)]
+    lengths = {shape[0] for shape in shapes}
+    same_rows = [shape[1:] for shape in shapes] == [shape[1:] for shape in expected]
+    is_like = same_rows and treedef == jax.tree.structure(first)
+    if not is_like or len(lengths) > 1 or 0 in lengths:
+        raise ValueError(
+            f"a batch of `data` holds arrays of shapes {shapes}, after {expected}: all batches "
+            "must hold the same arguments, with rows of the same shapes, as many in each"
+        )
 
 
 def _on_host(values: Any) -> Any:

@@ -35,6 +35,7 @@ from ppl_bnn.inference.rank1_draws import (
     place,
 )
 from ppl_bnn.inference.rank1_guide import AutoRank1, LocScale, Parts, Values, normal
+from ppl_bnn.inference.rank1_rows import axis_of_rows, by_row, explained, num_rows_of, observed
 from ppl_bnn.kl import is_infinite
 from ppl_bnn.random_module import weights_by_row
 
@@ -156,16 +157,21 @@ class Rank1ELBO(ELBO):
         total = jnp.sum if self.divergence == "published" else jnp.mean
         divergence = total(own_divergence.mean(axis=0)) + common_divergence.mean()
 
+        leaves = jax.tree.leaves((args, kwargs))
+        lengths = {leaf.shape[0] for leaf in leaves if getattr(leaf, "shape", ())}
+
         def likelihoods(values: Values) -> dict[str, tuple[jax.Array, jax.Array]]:
-            return {name: _by_row(site) for name, site in _observed(run(values)).items()}
+            found = observed(run(values))
+            return {n: by_row(site, axis_of_rows(site, lengths)) for n, site in found.items()}
 
         # whose values nobody asks for, so that XLA drops them
-        num_rows = _num_rows(run(jax.tree.map(lambda leaf: leaf[0, 0], draws)))
+        first = observed(run(jax.tree.map(lambda leaf: leaf[0, 0], draws)))
+        num_rows = max(num_rows_of(site, axis_of_rows(site, lengths)) for site in first.values())
         if self.assignment == "tiled":
             if self.per_example and guide.family != "delta":
                 each = self._deviations_by_row(key_rows, guide, (*lead, num_rows), packing)
                 own = place(guide, Packed(*(x[:, None] for x in packed)), each)
-            with weights_by_row(num_rows):
+            with weights_by_row(num_rows), explained(bool(self.per_example)):
                 found = over_all(likelihoods, 0)(common | packing.unpack(own))
         else:
             key_which, key_rows = jax.random.split(key_rows)
@@ -176,7 +182,7 @@ class Rank1ELBO(ELBO):
             else:
                 own = own[:, which]
             shared = {name: values[:, 0] for name, values in common.items()}
-            with weights_by_row(num_rows):
+            with weights_by_row(num_rows), explained(True):
                 found = jax.vmap(likelihoods, axis_size=lead[0])(shared | packing.unpack(own))
             found = jax.tree.map(lambda leaf: leaf[:, None], found)
         log_likelihood = self._combine(list(found.values()))
@@ -267,22 +273,3 @@ class Rank1ELBO(ELBO):
             return jnp.sum(dist.kl_divergence(q, prior))
         except NotImplementedError:
             return jnp.sum(q.log_prob(draw) - prior.log_prob(draw))
-
-
-def _observed(trace: dict[str, Any]) -> dict[str, Any]:
-    return {n: s for n, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
-
-
-def _num_rows(trace: dict[str, Any]) -> int:
-    return max((site["fn"].batch_shape[-1:] or (1,))[0] for site in _observed(trace).values())
-
-
-def _by_row(site: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-    """Log probability of each row, on the last axis of an observed site's plates, and its scale."""
-    log_prob = site["fn"].log_prob(site["value"])
-    if jnp.ndim(log_prob) == 0:
-        log_prob = log_prob[None]
-    log_prob = log_prob.reshape(-1, log_prob.shape[-1]).sum(axis=0)
-    return log_prob, jnp.broadcast_to(
-        1.0 if site["scale"] is None else site["scale"], log_prob.shape
-    )

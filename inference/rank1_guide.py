@@ -140,6 +140,9 @@ class AutoRank1:
             for name, site in trace.items()
             if site["type"] == "sample" and not site["is_observed"]
         }
+        discrete = [name for name, site in sites.items() if site["fn"].support.is_discrete]
+        if discrete:
+            raise ValueError(f"the latent sites {discrete} are discrete: sum them out by hand.")
         self._check_patterns(list(sites))
         params: Values = {}
         for number, (name, site) in enumerate(sites.items()):

@@ -190,3 +190,121 @@ def test_a_disk_that_fails_does_not_lose_the_fit(tmp_path, monkeypatch):
     with pytest.warns(RuntimeWarning, match=r"cannot be kept any more.*no space left"):
         result = fit(checkpoint=tmp_path / "fit")
     assert len(result.losses) == 3
+
+
+@pytest.mark.parametrize("objective", ["average", "log_mixture"])
+def test_rows_on_another_axis(objective):
+    """Two outputs of a row, in a plate of their own or as one event, are one row."""
+
+    def written(in_plates, x, y=None):
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        mean = (x * r).sum(-1)[:, None] * jnp.array([1.0, 2.0])
+        if not in_plates:
+            with numpyro.plate("data", len(x)):
+                numpyro.sample("y", dist.Normal(mean, 0.5).to_event(1), obs=y)
+            return
+        with numpyro.plate("data", len(x), dim=-2), numpyro.plate("outputs", 2, dim=-1):
+            numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    losses = [
+        fit(
+            partial(written, in_plates),
+            ppl_bnn.AutoRank1(partial(written, in_plates), num_components=2, family="delta"),
+            (X, np.stack([Y, 2 * Y], axis=1)),
+            objective=ppl_bnn.Rank1ELBO(objective=objective),
+        ).losses
+        for in_plates in (True, False)
+    ]
+    np.testing.assert_allclose(*losses, rtol=1e-5)
+
+
+def test_rank1_layers_with_rows_on_another_axis():
+    net = models.rank1(models.MLP(2, (4,), 2))
+
+    def outputs(x, y=None):
+        mean = ppl_bnn.random_module("net", net, priors.fan_in_normal())(x)
+        with numpyro.plate("data", len(x), dim=-2), numpyro.plate("outputs", 2, dim=-1):
+            numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    assert np.isfinite(fit(outputs, data=(X, np.stack([Y, Y], axis=1))).losses).all()
+
+
+def test_an_argument_as_long_as_the_rows_looked_at_is_no_row():
+    """A table of 16 entries beside a source of which 16 rows are looked at."""
+
+    def with_table(x, y=None, table=None):
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal((x * r).sum(-1) + table.mean(), 0.5), obs=y)
+
+    x, y = np.tile(X, (4, 1)), np.tile(Y, 4)
+    losses = []
+    for length in (15, 16, 17):
+        source = ppl_bnn.RowSource(lambda index: {"x": x[index], "y": y[index]}, len(x))
+        table = np.linspace(-1.0, 3.0, length, dtype=np.float32)  # its first rows are others
+        losses.append(fit(with_table, None, source, model_kwargs={"table": table}).losses)
+    np.testing.assert_allclose(losses[1], losses[0], rtol=1e-5)
+    np.testing.assert_allclose(losses[2], losses[0], rtol=1e-5)
+
+
+@pytest.mark.parametrize(
+    "batch",
+    [
+        (X[4:8], Y[4:5]),
+        (X[4:8], Y[4:8, None]),
+        (X[4:8, :1], Y[4:8]),
+        (X[:0], Y[:0]),
+        {"x": X[4:8], "y": Y[4:8]},
+    ],
+)
+def test_a_batch_that_is_not_like_the_first(batch):
+    with pytest.warns(RuntimeWarning, match=r"stops after 1 steps.*a batch of `data` holds"):
+        fit(data=[(X[:4], Y[:4]), batch], batch_size=None, num_rows=N)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"guide": ppl_bnn.AutoRank1}, "`guide` must be a guide"),
+        ({"objective": "elbo"}, "`objective` must be an ELBO"),
+        ({"objective": Trace_ELBO}, "`objective` must be an ELBO"),
+        ({"optimizer": numpyro.optim.Adam(0.1)}, "`optimizer` must be one of optax's"),
+    ],
+)
+def test_what_is_no_part_of_a_fit(options, message, as_users_run):
+    with pytest.raises(ValueError, match=message):
+        fit(**options)
+
+
+def test_guides_of_other_models():
+    def bigger(x, y=None):
+        noise = numpyro.sample("noise", dist.HalfNormal(1.0))
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal((x * r).sum(-1), noise), obs=y)
+
+    small, large = (ppl_bnn.AutoRank1(m, num_components=1) for m in (model, bigger))
+    with pytest.raises(ValueError, match=r"says nothing of the sites \['noise'\]"):
+        fit(bigger, small)
+    with pytest.raises(ValueError, match=r"the model does not have its sites \['noise'\]"):
+        fit(model, large)
+
+    def discrete(x, y=None):
+        numpyro.sample("k", dist.Bernoulli(0.5))
+        model(x, y)
+
+    with pytest.raises(ValueError, match=r"latent sites \['k'\] are discrete"):
+        fit(discrete)
+
+
+def test_a_model_whose_factors_take_no_rows():
+    def second(x, y=None):
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        numpyro.sample("other", dist.Normal(r * jnp.ones(2), 1.0).to_event(1), obs=jnp.ones(2))
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(x @ r, 0.5), obs=y)
+
+    with pytest.raises((TypeError, ValueError)) as caught:
+        fit(second)
+    assert "per_example=False" in "".join(caught.value.__notes__)
+    assert np.isfinite(fit(second, objective=ppl_bnn.Rank1ELBO(per_example=False)).losses).all()
