@@ -14,6 +14,7 @@ import optax
 from jax.sharding import Mesh
 from numpyro.distributions import Delta
 from numpyro.infer import SVI, TraceMeanField_ELBO
+from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from ppl_bnn.arguments import check_integer, is_number
 from ppl_bnn.checks import base
@@ -23,11 +24,12 @@ from ppl_bnn.inference.fitting_loop import Loop
 from ppl_bnn.inference.fitting_result import Fit, Sampler, Values
 from ppl_bnn.inference.fitting_score import Score
 from ppl_bnn.inference.fitting_step import FitState, Problem
-from ppl_bnn.inference.fitting_stream import Arguments, as_stream
+from ppl_bnn.inference.fitting_stream import Arguments, RowStream, as_stream
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 from ppl_bnn.inference.rank1_guide import AutoRank1
 from ppl_bnn.mesh import DATA, check_mesh, size
 from ppl_bnn.row_checks import check_rows
+from ppl_bnn.row_source import RowSource, are_arrays, kinds
 from ppl_bnn.rows import Rows, find_rows
 from ppl_bnn.target import checked_trace
 
@@ -82,7 +84,7 @@ def fit(
         The weight of the divergence of latent sites from their priors, or from the number of steps
         taken to this weight, as any optax schedule: ``optax.linear_schedule(0.0, 1.0, 1000)``
         rises to the evidence lower bound. Priors of sites that are points always count in full.
-    validation : tuple or dict, optional
+    validation : tuple, dict or RowSource, optional
         Arguments as in `data` to measure the log predictive density on after each epoch.
     mesh : jax.sharding.Mesh, optional
         The rows of each batch are divided over its ``"data"`` axis; `ppl_bnn.mesh` makes one.
@@ -120,8 +122,8 @@ def fit(
     _check_parts(guide, objective, optimizer)
     stream = as_stream(data, batch_size, num_rows, key_order)
     weight = _kl_schedule(kl_schedule)
-    if compute_dtype is not None and jnp.dtype(compute_dtype) not in map(jnp.dtype, DTYPES):
-        names = [jnp.dtype(kind).name for kind in DTYPES]
+    names = [jnp.dtype(kind).name for kind in DTYPES]
+    if compute_dtype is not None and getattr(compute_dtype, "__name__", compute_dtype) not in names:
         raise ValueError(f"`compute_dtype` must be one of {names}, got {compute_dtype!r}.")
     others = model_kwargs or {}
 
@@ -201,6 +203,11 @@ def _check_parts(guide: Any, objective: Any, optimizer: Any) -> None:
     """Refuse what is no guide, objective or optimizer."""
     if not callable(guide) or isinstance(guide, type):
         raise ValueError(f"`guide` must be a guide, such as AutoRank1(model), got {guide!r}.")
+    if isinstance(guide, AutoLaplaceApproximation):
+        raise ValueError(
+            "`guide` is an AutoLaplaceApproximation, a point while it is fitted: take AutoDelta, "
+            "or fit it by NumPyro's SVI and give `predict` its `sample_posterior`."
+        )
     if objective is not None and (isinstance(objective, type) or not hasattr(objective, "loss")):
         raise ValueError(
             f"`objective` must be an ELBO, such as Rank1ELBO() or Trace_ELBO(), got {objective!r}."
@@ -240,7 +247,15 @@ def _find_rows(model: Callable, data: Arguments, others: dict[str, Any]) -> Rows
 
 
 def _kl_schedule(kl_schedule: Callable | float | None) -> Callable | None:
-    if kl_schedule is None or callable(kl_schedule):
+    if kl_schedule is None:
+        return None
+    if callable(kl_schedule):
+        first = np.asarray(kl_schedule(jnp.int32(0)))
+        if first.shape or not 0 <= first < np.inf:
+            raise ValueError(
+                "`kl_schedule` must give one weight of at least 0 for a number of steps; at step 0 "
+                f"it gives {first}."
+            )
         return kl_schedule
     if not (is_number(kl_schedule) and 0 <= kl_schedule < np.inf):
         raise ValueError(
@@ -259,14 +274,20 @@ def _annealed(own: dict[str, Any], sites: dict[str, dict], rows: Rows) -> frozen
 
 
 def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
-    stream = as_stream(validation, 1, None, jax.random.key(0))
-    arguments = stream.first[0], stream.first[1] | others
+    if not (isinstance(validation, RowSource) or are_arrays(validation)):
+        raise ValueError(
+            "`validation` must be the model's arguments, as a tuple of arrays or as a dictionary "
+            f"of them by name, or a `ppl_bnn.RowSource`; got {kinds(validation)}."
+        )
+    stream = RowStream(validation, 1, jax.random.key(0))
+    data = stream.source.arguments(np.arange(stream.num_rows))
+    arguments = data[0], data[1] | others
     try:
         checked_trace(model, *arguments)
     except ValueError as error:
         error.add_note("This is about `validation`.")
         raise
-    rows = _find_rows(model, stream.first, others)
+    rows = _find_rows(model, data, others)
     assert rows is not None
     return Score(model, arguments, rows)
 

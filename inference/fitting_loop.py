@@ -19,7 +19,7 @@ from ppl_bnn.inference.fitting_score import Score
 from ppl_bnn.inference.fitting_step import FitState, Problem
 from ppl_bnn.inference.fitting_stream import Arguments, IterableStream, RowStream
 from ppl_bnn.interrupts import stop_requests
-from ppl_bnn.mesh import DATA
+from ppl_bnn.mesh import DATA, size
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 WATCH = 50  # steps between looks at the loss, each of which waits for the device
@@ -128,6 +128,7 @@ class Loop:
 
     def _end_epoch(self) -> None:
         self._fold()
+        self.saved = self.saved._replace(num_epochs=self.saved.num_epochs + 1)
         params = self.constrain(self.state.params)
         if self.score is None:
             self.saved = self.saved._replace(best_params=params)
@@ -135,11 +136,11 @@ class Loop:
             fit = self.result(params, self.saved.losses, self.saved.validation, None, None, None)
             found = self.score(fit.draws(VALIDATION_SAMPLES))
             before = self.saved.validation
-            if not len(before) or found < np.nanmin(before[:, 1]):
+            known = before[~np.isnan(before[:, 1]), 1]
+            if not len(before) or found < np.min(known, initial=np.inf):
                 self.saved = self.saved._replace(best_params=params)
             validation = np.concatenate([before, [[len(self.saved.losses), found]]])
             self.saved = self.saved._replace(validation=validation)
-        self.saved = self.saved._replace(num_epochs=self.saved.num_epochs + 1)
         if time.monotonic() - self.kept_at > SECONDS_BETWEEN_CHECKPOINTS:
             self._keep()
 
@@ -202,12 +203,18 @@ class Loop:
             raise ValueError(f"a batch came as {treedef}, after {self.problem.rows.treedef}")
         if self.mesh is None:
             return args, kwargs
+        is_row, devices = self.problem.rows.is_row, size(self.mesh, DATA)
+        num_rows = next(len(leaf) for leaf, row in zip(leaves, is_row, strict=True) if row)
+        if num_rows % devices:
+            raise ValueError(
+                f"a batch of {num_rows} rows does not divide among the {devices} devices of `mesh`"
+            )
         rows, others = (
             NamedSharding(self.mesh, spec) for spec in (PartitionSpec(DATA), PartitionSpec())
         )
         placed = [
-            jax.device_put(leaf, rows if is_row else others)
-            for leaf, is_row in zip(leaves, self.problem.rows.is_row, strict=True)
+            jax.device_put(leaf, rows if row else others)
+            for leaf, row in zip(leaves, is_row, strict=True)
         ]
         return jax.tree.unflatten(treedef, placed)
 

@@ -129,6 +129,12 @@ class Sampler:
         self.guide, self.probe = guide, probe
         self._draw = jax.jit(self._run, static_argnums=2)
 
+    def __getstate__(self) -> dict[str, Any]:
+        return {"guide": self.guide, "probe": self.probe}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)  # type: ignore[misc]
+
     def sites(self, params: Values) -> dict[str, Any]:
         """Distributions of the guide's sample sites."""
         trace = self._trace(jax.random.key(0), params)

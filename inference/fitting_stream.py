@@ -90,6 +90,12 @@ class IterableStream:
         if first is None:
             raise ValueError("`data` is an iterable without batches.")
         self.first = _arguments(first)
+        batch_size = len(jax.tree.leaves(self.first)[0])
+        if batch_size > num_rows:
+            raise ValueError(
+                f"`num_rows` is {num_rows}, but a batch of `data` has {batch_size} rows: give the "
+                "number of all rows."
+            )
 
     def num_steps(self, num_epochs: int) -> int | None:
         """Not known, unless the iterable has a length."""
@@ -105,6 +111,8 @@ class IterableStream:
         number = 0
         for one_pass in passes:
             held = next(one_pass, None)
+            if held is None:  # used up, though it gives itself out as new
+                return
             while held is not None:
                 following = next(one_pass, None)
                 if number >= step:

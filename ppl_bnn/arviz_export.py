@@ -14,7 +14,7 @@ import xarray as xr
 from numpyro.infer import MCMC
 
 from ppl_bnn._arviz import from_groups
-from ppl_bnn.draws import Draws, as_draws
+from ppl_bnn.draws import COMPONENTS, NO_CHAINS, Draws, as_draws
 from ppl_bnn.function_space import parameter_draws
 from ppl_bnn.pointwise import check_observed, pointwise_log_likelihood
 from ppl_bnn.replay import Replay
@@ -128,21 +128,24 @@ def netcdf_name(name: str) -> str:
 
 
 def _posterior(draws: Draws, dims: Mapping[str, list[str]]) -> xr.Dataset:
-    unknown = set(dims) - set(draws.samples)
+    samples = draws.whole()
+    unknown = set(dims) - set(samples)
     if unknown:
         raise ValueError(
             f"`dims` names sites {sorted(unknown)} that have no draws; draws are there of "
-            f"{sorted(draws.samples)}"
+            f"{sorted(samples)}"
         )
     variables = {}
-    for site, values in draws.samples.items():
+    for site, values in samples.items():
         name = netcdf_name(site)
         if name in variables:
             raise ValueError(f"two sites would both be saved as {name!r}; rename one of them")
         variables[name] = (list(dims.get(site, _weight_dims(name, values.ndim - 2))), values)
     dataset = _dataset(draws, variables)
-    for site in draws.samples:
+    for site in samples:
         dataset[netcdf_name(site)].attrs["site"] = site  # for the way back, in `as_draws`
+    if not draws.are_chains:
+        dataset.attrs[COMPONENTS] = NO_CHAINS
     return dataset
 
 

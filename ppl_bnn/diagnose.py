@@ -11,7 +11,7 @@ import xarray as xr
 
 from ppl_bnn import _arviz
 from ppl_bnn.diagnosis import Diagnosis
-from ppl_bnn.draws import as_draws
+from ppl_bnn.draws import NO_CHAINS, as_draws
 from ppl_bnn.function_space import parameter_draws
 from ppl_bnn.replay import Replay
 from ppl_bnn.rhat import RHat, named_arrays, refuse_components, rhat
@@ -52,7 +52,7 @@ def diagnose(
         raise ValueError(f"`max_points` must be at least 1, got {max_points}")
     found = as_draws(draws, model, group_by_chain=group_by_chain)
     if not found.are_chains:
-        refuse_components("components of a fit, which need not agree")
+        refuse_components(NO_CHAINS)
     x, points = _thinned(x, max_points)
     replay = Replay(
         found,

@@ -14,7 +14,8 @@ from numpyro.infer import MCMC
 from ppl_bnn._arviz import posterior
 from ppl_bnn.identity import identity
 
-COMPONENTS = "chain"  # attribute of a data set whose chains are none: says what they are
+# attribute of a data set whose chains are none, and what it says
+COMPONENTS, NO_CHAINS = "chain", "components of a fit, which need not agree"
 
 
 @dataclass(frozen=True)
@@ -54,6 +55,12 @@ class Draws:
     def num_draws(self) -> int:
         """Number of draws in each chain."""
         return next(iter(self.samples.values())).shape[1]
+
+    def whole(self) -> dict[str, np.ndarray]:
+        """The samples, with what is shared repeated for each draw (as views, without memory)."""
+        lead = self.num_chains, self.num_draws
+        shared = {n: np.broadcast_to(v, (*lead, *np.shape(v))) for n, v in self.shared.items()}
+        return self.samples | shared
 
     def flat(self) -> dict[str, np.ndarray]:
         """The samples with chains one after the other: (chain * draw, ...)."""
@@ -124,7 +131,7 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     saved = posterior(draws)
     if saved is not None:
         samples = {v.attrs.get("site", name): v.values for name, v in saved.data_vars.items()}
-        return Draws(samples=samples, model=model)
+        return Draws(samples=samples, model=model, are_chains=COMPONENTS not in saved.attrs)
     if isinstance(draws, Mapping):
         samples = _on_host(draws)
         if not group_by_chain:
@@ -148,14 +155,7 @@ def _together(members: list[Draws]) -> Draws:
             f"the members given as `draws` have {sorted(sizes)} draws: all need the same number, "
             "as in [member.draws(num_samples) for member in members]"
         )
-    whole = [
-        member.samples
-        | {
-            name: np.broadcast_to(value, (member.num_chains, member.num_draws, *value.shape))
-            for name, value in member.shared.items()
-        }
-        for member in members
-    ]
+    whole = [member.whole() for member in members]
     sites = {tuple(sorted(samples)) for samples in whole}
     if len(sites) > 1:
         raise ValueError(

@@ -16,7 +16,7 @@ import numpy as np
 import xarray as xr
 
 from ppl_bnn._arviz import from_groups
-from ppl_bnn.draws import COMPONENTS, as_draws
+from ppl_bnn.draws import COMPONENTS, NO_CHAINS, as_draws
 from ppl_bnn.parameters import LOG_PROBS, parameters
 from ppl_bnn.replay import Replay
 
@@ -132,7 +132,7 @@ def parameter_draws(replay: Replay) -> xr.Dataset:
         "inference_library": "numpyro",
     }
     if not replay.draws.are_chains:
-        dataset.attrs[COMPONENTS] = "components of a fit, which need not agree"
+        dataset.attrs[COMPONENTS] = NO_CHAINS
     return dataset
 
 

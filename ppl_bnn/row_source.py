@@ -189,8 +189,10 @@ def are_arrays(values: Any) -> bool:
 
 
 def _has_rows(value: Any) -> bool:
-    # pandas' take labels in brackets and not places, scipy's sparse ones give sparse rows
+    # pandas' take labels in brackets and not places, scipy's sparse ones give sparse rows, and
+    # masks would be lost
     is_other = hasattr(value, "to_numpy") or hasattr(value, "toarray")
+    is_other |= isinstance(value, np.ma.MaskedArray)
     return hasattr(value, "dtype") and bool(getattr(value, "shape", ())) and not is_other
 
 

@@ -1,5 +1,6 @@
 """What goes wrong with `ppl_bnn.fit`, and what it says: other data and models, broken folders."""
 
+import pickle
 from functools import partial
 
 import jax
@@ -11,11 +12,11 @@ import optax
 import pytest
 from flax import nnx
 from numpyro.infer import Trace_ELBO, TraceMeanField_ELBO
-from numpyro.infer.autoguide import AutoDiagonalNormal, AutoNormal
+from numpyro.infer.autoguide import AutoDiagonalNormal, AutoLaplaceApproximation, AutoNormal
 
 import ppl_bnn
 from ppl_bnn import models, priors
-from ppl_bnn.inference import fitting_result
+from ppl_bnn.inference import fitting_result, fitting_score
 
 N = 12
 RNG = np.random.default_rng(0)
@@ -308,3 +309,86 @@ def test_a_model_whose_factors_take_no_rows():
         fit(second)
     assert "per_example=False" in "".join(caught.value.__notes__)
     assert np.isfinite(fit(second, objective=ppl_bnn.Rank1ELBO(per_example=False)).losses).all()
+
+
+def test_a_fit_through_arviz_and_pickle(tmp_path):
+    """Weights and components are still what they were."""
+    net = models.rank1(models.MLP(2, (4,), 1))
+    bnn = models.regression(net, priors.fan_in_normal(), noise=0.5)
+    result = fit(bnn)
+    expected = ppl_bnn.predict(result, X).mean
+    saved = ppl_bnn.to_arviz(result)
+    np.testing.assert_allclose(ppl_bnn.predict(saved, X, model=bnn).mean, expected, rtol=1e-5)
+    for judge in (lambda: ppl_bnn.rhat(saved), lambda: ppl_bnn.diagnose(saved, X, model=bnn)):
+        with pytest.raises(ValueError, match="components of a fit"):
+            judge()
+    copied = pickle.loads(pickle.dumps(fit()))
+    np.testing.assert_allclose(ppl_bnn.predict(copied, X).mean, ppl_bnn.predict(fit(), X).mean)
+
+
+def test_a_source_validates_with_all_its_rows():
+    x, y = np.tile(X, (3, 1)), np.arange(3 * N, dtype=np.float32)
+    source = ppl_bnn.RowSource(lambda index: (x[index], y[index]), 3 * N)
+    run = partial(fit, optimizer=optax.set_to_zero())
+    read, held = (run(validation=data).validation for data in (source, (x, y)))
+    np.testing.assert_allclose(read, held, rtol=1e-6)
+    with pytest.raises(ValueError, match="`validation` must be"):
+        run(validation=[(x, y)])
+
+
+def test_an_epoch_without_a_score_is_not_the_best(monkeypatch):
+    scores = iter([np.nan, 0.5, 0.7])
+    monkeypatch.setattr(fitting_score.Score, "__call__", lambda self, draws: next(scores))
+    result = fit(num_epochs=3, validation=(X, Y))
+    second = fit(num_epochs=2)
+    for name, value in result.best.params.items():
+        np.testing.assert_array_equal(value, second.params[name])
+
+
+def test_a_score_that_fails_costs_no_steps(tmp_path, monkeypatch):
+    count = []
+
+    def fail_once(self, draws):
+        count.append(draws)
+        if len(count) == 2:
+            raise OSError("validation is gone")
+        return 1.0
+
+    monkeypatch.setattr(fitting_score.Score, "__call__", fail_once)
+    run = partial(fit, num_epochs=4, validation=(X, Y), checkpoint=tmp_path / "fit")
+    with pytest.warns(RuntimeWarning, match="validation is gone"):
+        run()
+    assert len(run().losses) == 12
+
+
+def test_passes_that_come_to_an_end():
+    class Stored:
+        def __init__(self):
+            self.batches = ((X[i : i + 4], Y[i : i + 4]) for i in range(0, N, 4))
+
+        def __iter__(self):
+            return self.batches
+
+    with pytest.warns(RuntimeWarning, match="there were no more batches"):
+        fit(data=Stored(), batch_size=None, num_rows=N, num_epochs=3)
+    with pytest.raises(ValueError, match="`num_rows` is 3, but a batch of `data` has 4 rows"):
+        fit(data=[(X[:4], Y[:4])], batch_size=None, num_rows=3)
+    with pytest.warns(RuntimeWarning, match="4 rows does not divide among the 8 devices"):
+        batches = [(X[:8], Y[:8]), (X[8:], Y[8:])]
+        fit(data=batches, batch_size=None, num_rows=N, mesh=ppl_bnn.mesh(data=8))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kl_schedule": lambda step: jnp.array([0.0, 5.0])}, "`kl_schedule` must give one weight"),
+        ({"kl_schedule": lambda step: -1.0}, "`kl_schedule` must give one weight"),
+        ({"kl_schedule": lambda step: jnp.nan}, "`kl_schedule` must give one weight"),
+        ({"compute_dtype": "bf16"}, "`compute_dtype` must be one of"),
+        ({"guide": AutoLaplaceApproximation(model)}, "a point while it is fitted"),
+        ({"data": (np.ma.masked_less(X, 0), Y)}, "MaskedArray"),
+    ],
+)
+def test_settings_that_mean_something_else(options, message):
+    with pytest.raises(ValueError, match=message):
+        fit(**options)
