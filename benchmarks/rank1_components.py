@@ -11,17 +11,13 @@ Stopped, the same call goes on.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
 
 import jax
-import numpy as np
 import numpyro.distributions as dist
 import optax
-from common import describe_machine, print_versions
-from rank1_images import SCALES, Images, judge, load, network
-from study import Study, spread, whole
+from rank1_images import SCORES, Images, judge, load, network
+from study import begin, table, whole
 
 import ppl_bnn
 from ppl_bnn import models, priors
@@ -60,39 +56,17 @@ def once(
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", choices=list(SCALES), default="fashion_mnist")
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--steps", type=int, default=1000)
-    parser.add_argument("--train", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path("runs/rank1_components"))
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    options = parser.parse_args()
-    if options.quick:
-        options.seeds, options.steps, options.train = 1, 6, 200
-    print_versions("ppl_bnn", "numpyro", "jax", "flax")
-    describe_machine()
-    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick")}
-    study = Study(options.out / f"{options.data}{'-quick' * options.quick}.jsonl", told)
+    smoke = {"seeds": 1, "steps": 6, "train": 200}
+    defaults = {"data": "fashion_mnist", "seeds": 3, "steps": 1000, "train": 2000}
+    options, study = begin(__doc__, "rank1_components", smoke, **defaults)
     images = load(options.data, options.train, 20 if options.quick else 300)
     cases = [(k, how, "both") for k in COMPONENTS for how in ("tiled", "sampled")]
     cases += [(4, "tiled", vector) for vector in ("r", "s")]
-    columns = ("accuracy", "nll", "ece", "corrupted accuracy", "corrupted nll", "corrupted ece")
-    lines = []
+    rows = {}
     for case in cases:
-        results = [
-            study.run(
-                "K = {}, {}, {}".format(*case) + f", seed {seed}",
-                partial(once, images, *case, options.steps, seed),
-            )
-            for seed in range(options.seeds)
-        ]
-        cells = [spread([r[column] for r in results]) for column in columns]
-        seconds = np.mean([r["seconds"] for r in results])
-        lines.append(f"| {' | '.join(map(str, case))} | {' | '.join(cells)} | {seconds:.0f} |")
-    print("\n| K | components | vectors | " + " | ".join(columns) + " | seconds |")
-    print("| --- " * (len(columns) + 4) + "|")
-    print("\n".join(lines))
+        name = "K = {}, {}, {}".format(*case)
+        rows[name] = study.seeds(name, partial(once, images, *case, options.steps), options.seeds)
+    table(rows, SCORES)
 
 
 if __name__ == "__main__":

@@ -13,20 +13,18 @@ Stopped, the same call goes on.
 
 from __future__ import annotations
 
-import argparse
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import numpyro.distributions as dist
 import optax
-from common import DATA, describe_machine, print_versions
+from common import DATA
 from flax import nnx
 from sklearn.linear_model import LogisticRegression
 from sklearn.metrics import average_precision_score, roc_auc_score
-from study import Study, paired_interval, spread, whole
+from study import begin, paired_interval, table, whole
 
 import ppl_bnn
 from ppl_bnn import datasets, metrics, models, priors
@@ -146,19 +144,8 @@ def logistic_regression(train: Stays, test: Stays) -> dict[str, float]:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=12)
-    parser.add_argument("--out", type=Path, default=Path("runs/rank1_icu"))
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    options = parser.parse_args()
-    if options.quick:
-        options.trials, options.seeds, options.epochs = 1, 1, 1
-    print_versions("ppl_bnn", "numpyro", "jax", "flax")
-    describe_machine()
-    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick")}
-    study = Study(options.out / f"results{'-quick' * options.quick}.jsonl", told)
+    smoke = {"trials": 1, "seeds": 1, "epochs": 1}
+    options, study = begin(__doc__, "rank1_icu", smoke, trials=3, seeds=3, epochs=12)
     stays = load(options.quick)
     rows = {
         "logistic regression": [
@@ -191,9 +178,7 @@ def main() -> None:
             draws = result.best.draws(-(-SAMPLES // result.guide.num_components))
             return judge(draws, stays["test"]) | {"parameters": size}
 
-        rows[name] = [
-            study.run(f"{name}, seed {seed}", partial(once, seed)) for seed in range(options.seeds)
-        ]
+        rows[name] = study.seeds(name, once, options.seeds)
 
     def ensemble(seed: int) -> dict:
         seeds = [100 * (seed + 1) + member for member in range(K)]
@@ -203,18 +188,8 @@ def main() -> None:
         return judge(members, stays["test"]) | {"parameters": size}
 
     name = "deep ensemble of 4"
-    rows[name] = [
-        study.run(f"{name}, seed {seed}", partial(ensemble, seed)) for seed in range(options.seeds)
-    ]
-    print("\n| method | " + " | ".join(COLUMNS) + " | parameters | seconds |")
-    print("| --- " * (len(COLUMNS) + 3) + "|")
-    for name, results in rows.items():
-        cells = [spread([r[column] for r in results]) for column in COLUMNS]
-        cells += [
-            f"{results[0]['parameters']:,}",
-            f"{np.mean([r['seconds'] for r in results]):.0f}",
-        ]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+    rows[name] = study.seeds(name, ensemble, options.seeds)
+    table(rows, COLUMNS, {"parameters": lambda results: f"{results[0]['parameters']:,}"})
     print("\nDifferences over seeds, mean and 90 % interval of a paired t-test")
     for other in ("deterministic", "deep ensemble of 4", "fully variational"):
         for column in COLUMNS:

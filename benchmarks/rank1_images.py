@@ -14,18 +14,15 @@ Stopped, the same call goes on.
 
 from __future__ import annotations
 
-import argparse
-from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 import numpyro.distributions as dist
 import optax
-from common import DATA, describe_machine, print_versions
+from common import DATA
 from flax import nnx
-from study import Study, paired_interval, spread, whole
+from study import Study, begin, paired_interval, spread, table, whole
 
 import ppl_bnn
 from ppl_bnn import datasets, metrics, models, priors
@@ -45,6 +42,7 @@ VARIANTS = {
     "rank-1 log-normal": {"family": "log_normal"},
     "rank-1 half-Cauchy": {"family": "half_cauchy"},
 }
+SCORES = ("accuracy", "nll", "ece", "corrupted accuracy", "corrupted nll", "corrupted ece")
 SCALES = {"fashion_mnist": ((0.1307,), 0.3081), "cifar10": ((0.49, 0.48, 0.44), 0.2)}
 
 
@@ -199,9 +197,7 @@ def run(study: Study, images: Images, trials: int, seeds: int, epochs: int) -> d
                 size -= sum(np.size(v) for k, v in result.params.items() if k.endswith("_loc"))
             return judge(draws_of(result), images) | {"parameters": size}
 
-        rows[name] = [
-            study.run(f"{name}, seed {seed}", partial(once, seed)) for seed in range(seeds)
-        ]
+        rows[name] = study.seeds(name, once, seeds)
 
     def ensemble(seed: int) -> dict:
         members = [
@@ -210,26 +206,20 @@ def run(study: Study, images: Images, trials: int, seeds: int, epochs: int) -> d
         size = sum(np.size(v) for member in members for v in member.params.values())
         return judge([member.best for member in members], images) | {"parameters": size}
 
-    rows["deep ensemble of 4"] = [
-        study.run(f"deep ensemble of 4, seed {seed}", partial(ensemble, seed))
-        for seed in range(seeds)
-    ]
+    rows["deep ensemble of 4"] = study.seeds("deep ensemble of 4", ensemble, seeds)
     return rows
 
 
-def table(rows: dict[str, list]) -> None:
-    columns = ("accuracy", "nll", "ece", "corrupted accuracy", "corrupted nll", "corrupted ece")
-    print("\n| method | " + " | ".join(columns) + " | diversity | parameters | seconds |")
-    print("| --- " * (len(columns) + 4) + "|")
-    for name, results in rows.items():
-        cells = [spread([r[column] for r in results]) for column in columns]
-        diversity = results[0]["diversity"]
-        cells.append("" if diversity is None else spread([r["diversity"] for r in results]))
-        cells += [
-            f"{results[0]['parameters']:,}",
-            f"{np.mean([r['seconds'] for r in results]):.0f}",
-        ]
-        print(f"| {name} | " + " | ".join(cells) + " |")
+def report(rows: dict[str, list]) -> None:
+    def diversity(results: list) -> str:
+        values = [r["diversity"] for r in results]
+        return "" if None in values else spread(values)
+
+    table(
+        rows,
+        SCORES,
+        {"diversity": diversity, "parameters": lambda results: f"{results[0]['parameters']:,}"},
+    )
     print("\nCorrupted error by severity 1 to 5")
     for name, results in rows.items():
         error = np.mean([r["error by severity"] for r in results], axis=0)
@@ -259,26 +249,13 @@ def long_cauchy(images: Images, num_steps: int) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--data", choices=list(SCALES), default="fashion_mnist")
-    parser.add_argument("--trials", type=int, default=3)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--epochs", type=int, default=15)
-    parser.add_argument("--train", type=int, default=2000)
-    parser.add_argument("--out", type=Path, default=Path("runs/rank1_images"))
-    parser.add_argument("--cauchy", type=int, metavar="STEPS", help="a long fit of Cauchy factors")
-    parser.add_argument("--quick", action="store_true", help="a smoke test")
-    options = parser.parse_args()
-    if options.quick:
-        options.trials, options.seeds, options.epochs, options.train = 1, 1, 1, 200
-    print_versions("ppl_bnn", "numpyro", "jax", "flax")
-    describe_machine()
-    if options.cauchy:
-        return long_cauchy(load(options.data, options.train, 1), options.cauchy)
-    told = {k: v for k, v in vars(options).items() if k not in ("out", "quick", "cauchy")}
-    study = Study(options.out / f"{options.data}{'-quick' * options.quick}.jsonl", told)
+    smoke = {"trials": 1, "seeds": 1, "epochs": 1, "train": 200}
+    defaults = {"data": "fashion_mnist", "trials": 3, "seeds": 3, "epochs": 15, "train": 2000}
+    options, study = begin(__doc__, "rank1_images", smoke, **defaults, cauchy=0)
     images = load(options.data, options.train, 20 if options.quick else 300)
-    table(run(study, images, options.trials, options.seeds, options.epochs))
+    if options.cauchy:
+        return long_cauchy(images, options.cauchy)
+    report(run(study, images, options.trials, options.seeds, options.epochs))
 
 
 if __name__ == "__main__":

@@ -1,8 +1,9 @@
 """One training step of a rank-1 network ÷ one of the plain network at as many rows, and memory.
 
-The plain network sees K B rows, the rank-1 one B rows once for each of its K components. Third, the
-same rank-1 objective with a Python loop over its components in place of one pass. Memory is what
-XLA says that the compiled step needs beside its arguments.
+The plain network sees K B rows, the rank-1 one B rows once for each of its K components, with draws
+for each row that are independent, flipped, or one for all rows; or K B rows, each with a component
+drawn for it. Last, a Python loop over the components in place of one pass. Memory is what XLA says
+that the compiled step needs beside its arguments.
 
     python benchmarks/rank1_step.py [--quick] [--rounds 15]
 """
@@ -20,10 +21,10 @@ import numpyro.distributions as dist
 import optax
 from common import ratio, run_cases, time_in_turns
 from flax import nnx
+from numpyro import handlers
 
 import ppl_bnn
 from ppl_bnn import models, priors
-from ppl_bnn.inference.rank1_elbo import Rank1ELBO
 
 K, TOTAL, REQUIRED = 4, 256, 1.25
 CASES = {
@@ -34,38 +35,33 @@ CASES = {
 }
 
 
-def step_of(net: Any, rank1: bool, num_components: int, rows: Any) -> tuple[Callable, Any]:
-    """A compiled step of Adam, and its state."""
+def step_of(net: Any, rows: Any, num_components: int, **options: Any) -> tuple[Callable, Any]:
+    """A compiled step of Adam, and its memory; without components that of the plain network."""
     prior: Any = {"*": priors.fan_in_normal()}
-    options: dict[str, Any] = {"factors": (), "num_components": 1}
-    if rank1:
+    own: dict[str, Any] = {"factors": (), "num_components": 1}
+    if num_components:
         net = models.rank1(net)
         near_one = dist.Normal(1.0, 0.1)
         prior = {"*.r": near_one, "*.s": near_one} | prior
-        options = {"num_components": num_components}
+        own = {"num_components": num_components}
     model = models.classification(net, prior)
-    result = ppl_bnn.fit(
-        model,
-        ppl_bnn.AutoRank1(model, **options),
-        rows,
-        num_epochs=1,
-        batch_size=len(rows[1]),
-        progress_bar=False,
-    )
+    guide, objective = ppl_bnn.AutoRank1(model, **own), ppl_bnn.Rank1ELBO(**options)
+    trace = handlers.trace(handlers.seed(guide, 0)).get_trace(*rows)
+    params = {name: site["value"] for name, site in trace.items() if site["type"] == "param"}
     optimizer = optax.adam(1e-3)
 
     @jax.jit
     def step(params: Any, state: Any, key: jax.Array, x: Any, y: Any) -> Any:
-        loss = partial(Rank1ELBO().loss, key)
-        value, slope = jax.value_and_grad(lambda params: loss(params, model, result.guide, x, y))(
-            params
-        )
+        def loss(params: Any) -> jax.Array:
+            return objective.loss(key, params, model, guide, x, y)
+
+        value, slope = jax.value_and_grad(loss)(params)
         updates, state = optimizer.update(slope, state)
         return optax.apply_updates(params, updates), state, value
 
-    arguments = result.params, optimizer.init(result.params), jax.random.key(0), *rows
+    arguments = params, optimizer.init(params), jax.random.key(0), *rows
     compiled = step.lower(*arguments).compile()
-    return partial(compiled, *arguments), compiled.memory_analysis()
+    return partial(compiled, *arguments), compiled.memory_analysis().temp_size_in_bytes
 
 
 def compare(name: str, num_rounds: int) -> None:
@@ -74,24 +70,25 @@ def compare(name: str, num_rounds: int) -> None:
     x = jnp.asarray(rng.normal(size=(TOTAL, *shape)), jnp.float32)
     y = jnp.asarray(rng.integers(0, 2, size=TOTAL))
     few = x[: TOTAL // K], y[: TOTAL // K]
-    plain, plain_memory = step_of(net, False, 1, (x, y))
-    rank1, rank1_memory = step_of(net, True, K, few)
-    single, _ = step_of(net, True, 1, few)
-    calls = {
-        "plain": plain,
-        "rank-1": rank1,
-        "loop": lambda: [jax.block_until_ready(single()) for _ in range(K)],
+    steps = {
+        "plain": step_of(net, (x, y), 0),
+        "rank-1": step_of(net, few, K),
+        "flipped": step_of(net, few, K, per_example="flipped"),
+        "one draw for all rows": step_of(net, few, K, per_example=False),
+        "a component for each row": step_of(net, (x, y), K, assignment="sampled"),
     }
+    single, _ = step_of(net, few, 1)
+    calls = {kind: step for kind, (step, _) in steps.items()}
+    calls["loop"] = lambda: [jax.block_until_ready(single()) for _ in range(K)]
     seconds = time_in_turns(calls, num_rounds)
-    slower = np.median(seconds["rank-1"] / seconds["plain"]) > REQUIRED
-    print(f"\n{name}, K B = {TOTAL}, plain step {np.median(seconds['plain']) * 1e3:.1f} ms")
-    print(
-        f"  rank-1 ÷ plain: {ratio(seconds['rank-1'], seconds['plain'], None)}"
-        + f"  above {REQUIRED}" * bool(slower)
-    )
+    plain = seconds["plain"]
+    print(f"\n{name}, K B = {TOTAL}, plain step {np.median(plain) * 1e3:.1f} ms")
+    for kind, (_, memory) in steps.items():
+        if kind != "plain":
+            above = f"  above {REQUIRED}" * bool(np.median(seconds[kind] / plain) > REQUIRED)
+            of_memory = f"memory {memory / steps['plain'][1]:.2f}"
+            print(f"  {kind} ÷ plain: {ratio(seconds[kind], plain, None)}{above}; {of_memory}")
     print(f"  loop over components ÷ one pass: {ratio(seconds['loop'], seconds['rank-1'], None)}")
-    both = rank1_memory.temp_size_in_bytes, plain_memory.temp_size_in_bytes
-    print(f"  memory, rank-1 ÷ plain: {both[0] / both[1]:.2f} ({both[0] / 2**20:.0f} MiB)")
 
 
 if __name__ == "__main__":

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import jax
 import numpy as np
+from common import describe_machine, print_versions
 from scipy.stats import t as student
 
 Result = dict[str, Any]
@@ -49,6 +52,43 @@ class Study:
             shown = {k: round(v, 4) for k, v in result.items() if isinstance(v, float)}
             print(f"{name}: {shown}", flush=True)
         return self.results[name]
+
+    def seeds(self, name: str, compute: Callable[[int], Result], count: int) -> list[Result]:
+        """What `compute` gives for each seed."""
+        return [self.run(f"{name}, seed {seed}", partial(compute, seed)) for seed in range(count)]
+
+
+def begin(doc: str, name: str, smoke: dict[str, int], **defaults: Any) -> tuple[Any, Study]:
+    """Options of a study from its command line, one for each default, and its results so far.
+
+    With ``--quick``, a smoke test, the options in `smoke` have their values there.
+    """
+    parser = argparse.ArgumentParser(description=doc.splitlines()[0])
+    for option, value in defaults.items():
+        parser.add_argument(f"--{option}", type=type(value), default=value)
+    parser.add_argument("--out", type=Path, default=Path("runs") / name)
+    parser.add_argument("--quick", action="store_true", help="a smoke test")
+    options = parser.parse_args()
+    if options.quick:
+        vars(options).update(smoke)
+    print_versions("ppl_bnn", "numpyro", "jax", "flax")
+    describe_machine()
+    told = {option: getattr(options, option) for option in defaults}
+    return options, Study(options.out / f"results{'-quick' * options.quick}.jsonl", told)
+
+
+def table(
+    rows: dict[str, list[Result]], columns: Sequence[str], also: dict[str, Callable] | None = None
+) -> None:
+    """Scores of each row, mean and deviation over seeds, what `also` makes of them, and seconds."""
+    also = also or {}
+    header = ["", *columns, *also, "seconds"]
+    print("\n| " + " | ".join(header) + " |\n" + "| --- " * len(header) + "|")
+    for name, results in rows.items():
+        cells = [spread([r[column] for r in results]) for column in columns]
+        cells += [make(results) for make in also.values()]
+        seconds = np.mean([r["seconds"] for r in results])
+        print(f"| {name} | {' | '.join(cells)} | {seconds:.0f} |")
 
 
 def whole(result: Any) -> Any:

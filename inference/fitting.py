@@ -12,24 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from jax.sharding import Mesh
-from numpyro.distributions import Delta
 from numpyro.infer import SVI, TraceMeanField_ELBO
 from numpyro.infer.autoguide import AutoLaplaceApproximation
 
 from ppl_bnn.arguments import check_integer, is_number
-from ppl_bnn.checks import base
 from ppl_bnn.identity import identity
-from ppl_bnn.inference.fitting_checkpoint import Checkpoints, Saved
 from ppl_bnn.inference.fitting_loop import Loop
-from ppl_bnn.inference.fitting_result import Fit, Sampler, Values
+from ppl_bnn.inference.fitting_result import Fit, Sampler
 from ppl_bnn.inference.fitting_score import Score
-from ppl_bnn.inference.fitting_step import FitState, Problem
-from ppl_bnn.inference.fitting_stream import Arguments, RowStream, as_stream
+from ppl_bnn.inference.fitting_step import FitState, Problem, Saved, constants_of
+from ppl_bnn.inference.fitting_stream import Arguments, as_stream
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
-from ppl_bnn.inference.rank1_guide import AutoRank1
+from ppl_bnn.inference.rank1_guide import AutoRank1, Values
 from ppl_bnn.mesh import DATA, check_mesh, size
 from ppl_bnn.row_checks import check_rows
-from ppl_bnn.row_source import RowSource, are_arrays, kinds
+from ppl_bnn.row_source import RowSource, are_arrays, as_source, kinds
 from ppl_bnn.rows import Rows, find_rows
 from ppl_bnn.target import checked_trace
 
@@ -148,28 +145,32 @@ def fit(
     svi_state = svi.init(key_init, *probe[0], **probe[1])
     params = svi.optim.get_params(svi_state.optim_state)
     constrain = jax.jit(svi.constrain_fn)
-    sampler = Sampler(guide, probe)
-    _check_guide(sampler, constrain(params), sites)
+    start = constrain(params)
+    sampler = Sampler(guide, start, probe)
+    _check_guide(sampler, sites)
     problem = Problem(
         model=model,
         guide=guide,
         objective=objective,
         optimizer=optimizer,
-        constrain=svi.constrain_fn,
+        constrain=constrain,
         rows=rows,
+        constants=constants_of(jax.tree.leaves(first)),
         num_rows=stream.num_rows,
-        annealed=_annealed(sampler.sites(constrain(params)), sites, rows),
+        annealed=_annealed(sampler, sites, rows),
         kl_schedule=weight,
         compute_dtype=compute_dtype,
     )
     no_step, none = jnp.int32(0), jnp.int32(-1)
     state = FitState(no_step, params, optimizer.init(params), none)
-    saved = Saved(state, np.zeros(0, np.float32), np.zeros((0, 2)), 0, constrain(params))
+    saved = Saved(state, np.zeros(0, np.float32), np.zeros((0, 2)), 0, start)
     checkpoints = None
     if checkpoint is not None:
+        from ppl_bnn.inference.fitting_checkpoint import Checkpoints  # orbax, which takes a second
+
         told = {
             "model": identity(model),
-            "guide": _told_guide(guide, saved.best_params),
+            "guide": _told_guide(guide, start),
             "objective": identity(vars(objective)),
             "optimizer": identity(optimizer.update),
             "kl_schedule": identity(weight),
@@ -180,7 +181,7 @@ def fit(
             "validation": "none" if score is None else identity(score.leaves),
         }
         checkpoints = Checkpoints(checkpoint, told)
-        saved = checkpoints.restore(state, saved.best_params) or saved
+        saved = checkpoints.restore(state, start) or saved
     own_params = frozenset(n for n, s in sites.items() if s["type"] == "param")
     result = partial(
         Fit,
@@ -188,7 +189,6 @@ def fit(
         guide=guide,
         _own_params=own_params,
         _rng_key=key_draws,
-        _probe=probe,
         _sampler=sampler,
     )
     loop = Loop(problem, stream, key_steps, others, score, checkpoints, mesh, result)
@@ -219,11 +219,11 @@ def _check_parts(guide: Any, objective: Any, optimizer: Any) -> None:
         )
 
 
-def _check_guide(sampler: Sampler, params: Values, sites: dict[str, dict]) -> None:
+def _check_guide(sampler: Sampler, sites: dict[str, dict]) -> None:
     """Refuse a guide of another model."""
     latent = {n for n, s in sites.items() if s["type"] == "sample" and not s["is_observed"]}
-    own, auxiliary = sampler.sites(params), sampler.auxiliary(params)
-    missing, unknown = sorted(latent - set(own)), sorted(set(own) - latent - auxiliary)
+    own = sampler.points | sampler.others
+    missing, unknown = sorted(latent - own), sorted(own - latent - sampler.auxiliary)
     if missing or unknown:
         raise ValueError(
             "`guide` is not one of `model`: "
@@ -265,12 +265,13 @@ def _kl_schedule(kl_schedule: Callable | float | None) -> Callable | None:
     return optax.constant_schedule(kl_schedule)
 
 
-def _annealed(own: dict[str, Any], sites: dict[str, dict], rows: Rows) -> frozenset[str]:
+def _annealed(sampler: Sampler, sites: dict[str, dict], rows: Rows) -> frozenset[str]:
     """Sites whose divergence the schedule weighs: those that the guide does not make points."""
+    if not sampler.auxiliary:
+        return sampler.others
+    # one vector for all sites
     latent = {n for n, s in sites.items() if s["type"] == "sample" and n not in rows.sites}
-    if set(own) - latent:  # one vector for all sites
-        return frozenset(own) | latent
-    return frozenset(name for name, fn in own.items() if not isinstance(base(fn), Delta))
+    return sampler.auxiliary | latent
 
 
 def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
@@ -279,8 +280,8 @@ def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
             "`validation` must be the model's arguments, as a tuple of arrays or as a dictionary "
             f"of them by name, or a `ppl_bnn.RowSource`; got {kinds(validation)}."
         )
-    stream = RowStream(validation, 1, jax.random.key(0))
-    data = stream.source.arguments(np.arange(stream.num_rows))
+    source = as_source(validation)
+    data = source.arguments(np.arange(source.num_rows))
     arguments = data[0], data[1] | others
     try:
         checked_trace(model, *arguments)

@@ -4,25 +4,14 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
 import orbax.checkpoint as ocp
 
-from ppl_bnn.inference.fitting_step import FitState
-
-Values = dict[str, jax.Array]
-
-
-class Saved(NamedTuple):
-    """All that a fit remembers."""
-
-    state: FitState
-    losses: np.ndarray  # (steps,)
-    validation: np.ndarray  # (epochs, 2)
-    num_epochs: int  # done
-    best_params: Values  # constrained; those of the state while there is no validation
+from ppl_bnn.inference.fitting_step import FitState, Saved
+from ppl_bnn.inference.rank1_guide import Values
 
 
 class Checkpoints:
@@ -97,19 +86,20 @@ class Checkpoints:
 
     def save(self, saved: Saved) -> None:
         """Keep this in place of what was kept before."""
+        number = len(saved.losses)
+        if number == self.manager.latest_step():
+            return
         told = {
             "told": self.told,
-            "num_losses": len(saved.losses),
+            "num_losses": number,
             "num_validations": len(saved.validation),
             "num_epochs": saved.num_epochs,
         }
         history = {"losses": saved.losses.astype(np.float32), "validation": saved.validation}
         arrays = _leaves(saved.state, saved.best_params)
         arrays |= {name: array for name, array in history.items() if array.size}  # orbax's wish
-        if len(saved.losses) == self.manager.latest_step():
-            return
         self.manager.save(
-            len(saved.losses),
+            number,
             args=ocp.args.Composite(
                 state=ocp.args.StandardSave(arrays), told=ocp.args.JsonSave(told)
             ),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 import warnings
 from collections.abc import Callable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import jax
 import jax.numpy as jnp
@@ -13,13 +13,16 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from tqdm.auto import tqdm
 
-from ppl_bnn.inference.fitting_checkpoint import Checkpoints, Saved
 from ppl_bnn.inference.fitting_result import Fit
 from ppl_bnn.inference.fitting_score import Score
-from ppl_bnn.inference.fitting_step import FitState, Problem
+from ppl_bnn.inference.fitting_step import Problem, Saved
 from ppl_bnn.inference.fitting_stream import Arguments, IterableStream, RowStream
 from ppl_bnn.interrupts import stop_requests
 from ppl_bnn.mesh import DATA, size
+from ppl_bnn.rows import is_array
+
+if TYPE_CHECKING:  # it imports orbax, which takes a second
+    from ppl_bnn.inference.fitting_checkpoint import Checkpoints
 
 SECONDS_BETWEEN_CHECKPOINTS = 60.0
 WATCH = 50  # steps between looks at the loss, each of which waits for the device
@@ -52,9 +55,13 @@ class Loop:
         mesh: Mesh | None,
         result: Callable[..., Fit],
     ):
-        self.problem, self.stream, self.rng_key, self.others = problem, stream, rng_key, others
+        self.problem, self.stream, self.rng_key = problem, stream, rng_key
         self.score, self.checkpoints, self.mesh = score, checkpoints, mesh
-        self.result, self.constrain = result, jax.jit(problem.constrain)
+        # placed once, and not in every step
+        self.others = jax.tree.map(
+            lambda leaf: self._replicate(jnp.asarray(leaf)) if is_array(leaf) else leaf, others
+        )
+        self.result = result
         self.step = jax.jit(problem.step)
         # what cannot be read twice is looked at in every step, to be there if one fails
         self.watch = 1 if isinstance(stream, IterableStream) else WATCH
@@ -65,34 +72,22 @@ class Loop:
         """Take all steps that are left from the saved state on."""
         self.saved, self.state = saved, self._replicate(saved.state)
         total = self.stream.num_steps(num_epochs)
+        stopped = None
         with (
             tqdm(
                 total=total, initial=self.num_steps, desc="fit", disable=not progress_bar
             ) as progress,
             stop_requests() as is_asked_to_stop,
         ):
-            stopped = None if saved.num_epochs >= num_epochs else "there were no more batches"
             try:
-                for batch in self.stream.from_step(self.num_steps) if stopped else ():
-                    self._take(batch.arguments)
-                    if batch.ends_epoch or len(self.recent) % self.watch == 0:
-                        if int(self.state.failed_at) >= 0:
-                            return self._failed(batch.arguments)
-                        if batch.ends_epoch:
-                            self._end_epoch()
-                        self._show(progress)
-                    if self.saved.num_epochs >= num_epochs:
-                        stopped = None
-                        break
-                    if is_asked_to_stop():
-                        stopped = "it was interrupted"
-                        break
+                if saved.num_epochs < num_epochs:
+                    stopped = self._steps(num_epochs, progress, is_asked_to_stop)
             except Exception as error:
                 if not self.num_steps:
                     raise
                 stopped = f"{type(error).__name__}: {error}"
         if int(self.state.failed_at) >= 0:
-            return self._failed(None)
+            return self._failed()
         self._keep()
         if stopped:
             kept = "" if self.checkpoints is None else ", and the same call goes on from there"
@@ -104,21 +99,42 @@ class Loop:
             )
         return self._finish(None, stopped)
 
+    def _steps(
+        self, num_epochs: int, progress: tqdm, is_asked_to_stop: Callable[[], bool]
+    ) -> str | None:
+        """Step after step; gives why it stopped before the last."""
+        for batch in self.stream.from_step(self.num_steps):
+            self.batch = batch.arguments
+            self._take()
+            if batch.ends_epoch or len(self.recent) % self.watch == 0:
+                if int(self.state.failed_at) >= 0:
+                    return None
+                if batch.ends_epoch:
+                    self._end_epoch()
+                self._show(progress)
+            if self.saved.num_epochs >= num_epochs:
+                return None
+            if is_asked_to_stop():
+                return "it was interrupted"
+        return "there were no more batches"
+
     @property
     def num_steps(self) -> int:
         """Steps taken."""
         return len(self.saved.losses) + len(self.recent)
 
-    def _take(self, arguments: Arguments) -> None:
-        self.state, loss = self.step(self.state, self.rng_key, self._place(arguments))
+    def _take(self) -> None:
+        self.state, loss = self.step(self.state, self.rng_key, self._place(self.batch))
         self.recent.append(loss)
         if self.num_steps == 1 and int(self.state.failed_at) >= 0:
             self.recent = []
-            why = self.problem.explain(self.state, self.rng_key, self._place(arguments))
             raise ValueError(
-                f"the fit cannot start: {why}. Begin elsewhere (the guide's initial values), "
-                "narrow the priors, or check the scale of inputs and targets."
+                f"the fit cannot start: {self._explain()}. Begin elsewhere (the guide's initial "
+                "values), narrow the priors, or check the scale of inputs and targets."
             )
+
+    def _explain(self) -> str:
+        return self.problem.explain(self.state, self.rng_key, self._place(self.batch))
 
     def _fold(self) -> None:
         """Move the losses of late from the device to what is to be saved."""
@@ -129,7 +145,7 @@ class Loop:
     def _end_epoch(self) -> None:
         self._fold()
         self.saved = self.saved._replace(num_epochs=self.saved.num_epochs + 1)
-        params = self.constrain(self.state.params)
+        params = self.problem.constrain(self.state.params)
         if self.score is None:
             self.saved = self.saved._replace(best_params=params)
         else:
@@ -167,18 +183,16 @@ class Loop:
         progress.set_postfix(shown, refresh=False)
         progress.update(self.num_steps - progress.n)
 
-    def _failed(self, arguments: Arguments | None) -> Fit:
+    def _failed(self) -> Fit:
         """The fit up to the step that would have made something not finite."""
         number = int(self.state.failed_at)
         if isinstance(self.stream, RowStream):
-            arguments = next(self.stream.from_step(number)).arguments
-        why = ""
-        if arguments is not None:
-            why = f": {self.problem.explain(self.state, self.rng_key, self._place(arguments))}"
+            self.batch = next(self.stream.from_step(number)).arguments
+        why = self._explain()
         if self.recent:
             self._fold()
         self.saved = self.saved._replace(losses=self.saved.losses[:number])
-        what = f"step {number} would give values that are not finite{why}"
+        what = f"step {number} would give values that are not finite: {why}"
         warnings.warn(
             f"{what}. The fit stops before it and returns what there is. Lower the step size or "
             "clip gradients; for heavy-tailed factors, give `models.rank1(net, clip=10.0)`.",
@@ -191,34 +205,32 @@ class Loop:
         if self.recent:
             self._fold()
         best = self.saved.best_params if len(self.saved.validation) else None
-        params = self.constrain(self.state.params)
+        params = self.problem.constrain(self.state.params)
         losses, validation = self.saved.losses, self.saved.validation
         return self.result(params, losses, validation, failed_at, stopped, best)
 
-    def _place(self, arguments: Arguments) -> Arguments:
-        """On the devices: rows divided among them, all else whole on each."""
-        args, kwargs = arguments[0], arguments[1] | self.others
-        leaves, treedef = jax.tree.flatten((args, kwargs))
-        if treedef != self.problem.rows.treedef:
-            raise ValueError(f"a batch came as {treedef}, after {self.problem.rows.treedef}")
+    def _place(self, arguments: Arguments) -> list[jax.Array]:
+        """The arrays, on the devices: rows divided among them, all else whole on each."""
+        leaves, treedef = jax.tree.flatten((arguments[0], arguments[1] | self.others))
+        rows = self.problem.rows
+        if treedef != rows.treedef:
+            raise ValueError(f"a batch came as {treedef}, after {rows.treedef}")
+        pairs = [pair for pair in zip(leaves, rows.is_row, strict=True) if is_array(pair[0])]
         if self.mesh is None:
-            return args, kwargs
-        is_row, devices = self.problem.rows.is_row, size(self.mesh, DATA)
-        num_rows = next(len(leaf) for leaf, row in zip(leaves, is_row, strict=True) if row)
+            return [jnp.asarray(leaf) for leaf, _ in pairs]
+        devices = size(self.mesh, DATA)
+        num_rows = next(len(leaf) for leaf, is_row in pairs if is_row)
         if num_rows % devices:
             raise ValueError(
                 f"a batch of {num_rows} rows does not divide among the {devices} devices of `mesh`"
             )
-        rows, others = (
-            NamedSharding(self.mesh, spec) for spec in (PartitionSpec(DATA), PartitionSpec())
-        )
-        placed = [
-            jax.device_put(leaf, rows if row else others)
-            for leaf, row in zip(leaves, is_row, strict=True)
+        divided = NamedSharding(self.mesh, PartitionSpec(DATA))
+        return [
+            jax.device_put(leaf, divided) if is_row else self._replicate(leaf)
+            for leaf, is_row in pairs
         ]
-        return jax.tree.unflatten(treedef, placed)
 
-    def _replicate(self, state: FitState) -> FitState:
+    def _replicate(self, tree: Any) -> Any:
         if self.mesh is None:
-            return state
-        return jax.device_put(state, NamedSharding(self.mesh, PartitionSpec()))
+            return tree
+        return jax.device_put(tree, NamedSharding(self.mesh, PartitionSpec()))

@@ -14,9 +14,8 @@ from numpyro.distributions import Delta
 from ppl_bnn.arguments import check_integer
 from ppl_bnn.checks import base
 from ppl_bnn.draws import Arrays, Draws, by_name
-from ppl_bnn.inference.rank1_guide import AutoRank1
+from ppl_bnn.inference.rank1_guide import AutoRank1, Values
 
-Values = dict[str, jax.Array]
 NUM_SAMPLES = 25  # of each component, as many as the paper takes for its clinical model
 
 
@@ -51,7 +50,6 @@ class Fit:
     guide: Any
     _own_params: frozenset[str]
     _rng_key: jax.Array
-    _probe: tuple[tuple, dict[str, Any]]
     _sampler: Sampler
 
     def __repr__(self) -> str:
@@ -108,7 +106,7 @@ class Fit:
         return Draws(
             samples,
             self.model,
-            fitted=by_name(self.model, *self._probe),
+            fitted=by_name(self.model, *self._sampler.probe),
             shared=shared | own_params,
             are_chains=False,
         )
@@ -121,35 +119,39 @@ class Sampler:
     ----------
     guide : callable
         Has been set up.
+    params : dict
+        Its parameters at the start.
     probe : tuple
         Arguments that it can be run on.
+
+    Attributes
+    ----------
+    points, others : frozenset of str
+        Sample sites of the guide that are points, and those that are drawn.
+    auxiliary : frozenset of str
+        Those that stand for no site of the model, such as one vector for all.
     """
 
-    def __init__(self, guide: Callable, probe: tuple[tuple, dict[str, Any]]):
+    def __init__(self, guide: Callable, params: Values, probe: tuple[tuple, dict[str, Any]]):
         self.guide, self.probe = guide, probe
+        trace = self._trace(jax.random.key(0), params)
+        sites = {name: site for name, site in trace.items() if site["type"] == "sample"}
+        is_point = {name: isinstance(base(site["fn"]), Delta) for name, site in sites.items()}
+        self.points = frozenset(name for name in sites if is_point[name])
+        self.others = frozenset(sites) - self.points
+        self.auxiliary = frozenset(n for n, s in sites.items() if s["infer"].get("is_auxiliary"))
         self._draw = jax.jit(self._run, static_argnums=2)
 
     def __getstate__(self) -> dict[str, Any]:
-        return {"guide": self.guide, "probe": self.probe}
+        return {name: value for name, value in vars(self).items() if name != "_draw"}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__init__(**state)  # type: ignore[misc]
-
-    def sites(self, params: Values) -> dict[str, Any]:
-        """Distributions of the guide's sample sites."""
-        trace = self._trace(jax.random.key(0), params)
-        return {name: site["fn"] for name, site in trace.items() if site["type"] == "sample"}
-
-    def auxiliary(self, params: Values) -> set[str]:
-        """Sample sites that stand for no site of the model, such as one vector for all."""
-        trace = self._trace(jax.random.key(0), params)
-        return {n for n, site in trace.items() if (site.get("infer") or {}).get("is_auxiliary")}
+        vars(self).update(state)
+        self._draw = jax.jit(self._run, static_argnums=2)
 
     def __call__(self, rng_key: jax.Array, params: Values, num_samples: int) -> Arrays:
         """By site, shape (1, num_samples, ...), or one draw where all are points."""
-        if all(isinstance(base(fn), Delta) for fn in self.sites(params).values()):
-            num_samples = 1
-        drawn = self._draw(rng_key, params, num_samples)
+        drawn = self._draw(rng_key, params, num_samples if self.others else 1)
         return {name: np.asarray(value)[None] for name, value in drawn.items()}
 
     def _run(self, rng_key: jax.Array, params: Values, num_samples: int) -> Values:

@@ -12,6 +12,7 @@ from numpyro import handlers
 from scipy.special import logsumexp
 
 from ppl_bnn.draws import Draws
+from ppl_bnn.inference.rank1_rows import by_row
 from ppl_bnn.rows import Rows
 
 ROWS_AT_ONCE, DRAWS_AT_ONCE = 512, 16
@@ -22,21 +23,14 @@ class Score:
 
     def __init__(self, model: Callable, arguments: tuple[tuple, dict], rows: Rows):
         self.leaves, self.rows = jax.tree.leaves(arguments), rows
-        self.num_rows = next(
-            len(leaf) for leaf, row in zip(self.leaves, rows.is_row, strict=True) if row
-        )
+        self.num_rows = rows.num_rows
 
-        def of_draw(sample: Any, shared: Any, arguments: tuple[tuple, dict]) -> jax.Array:
-            args, kwargs = arguments
+        def of_draw(sample: Any, shared: Any, row_leaves: list[jax.Array]) -> jax.Array:
+            args, kwargs = rows.join(row_leaves, rows.split(self.leaves)[1])
             seeded = handlers.seed(handlers.substitute(model, data=sample | shared), 0)
             trace = handlers.trace(seeded).get_trace(*args, **kwargs)
-            total = jnp.zeros(())
-            for name in rows.seen_by:
-                log_prob = trace[name]["fn"].log_prob(trace[name]["value"])
-                axis = log_prob.ndim + (rows.sites[name] or 0)
-                others = tuple(i for i in range(log_prob.ndim) if i != axis)
-                total = total + jnp.sum(log_prob, axis=others)
-            return total
+            axes = {name: axis for name, axis in rows.sites.items() if axis is not None}
+            return sum((by_row(trace[n], axis)[0] for n, axis in axes.items()), jnp.zeros(()))
 
         self._of_draws = jax.jit(jax.vmap(of_draw, in_axes=(0, None, None)))
 
@@ -47,10 +41,10 @@ class Score:
         total = 0.0
         for start in range(0, self.num_rows, size):
             index = np.minimum(np.arange(start, start + size), self.num_rows - 1)
-            arguments = self.rows.take(self.leaves, index)
+            row_leaves = [leaf[index] for leaf in self.rows.split(self.leaves)[0]]
             logs = [
                 self._of_draws(
-                    {n: v[i : i + DRAWS_AT_ONCE] for n, v in samples.items()}, shared, arguments
+                    {n: v[i : i + DRAWS_AT_ONCE] for n, v in samples.items()}, shared, row_leaves
                 )
                 for i in range(0, num_draws, DRAWS_AT_ONCE)
             ]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -15,11 +14,17 @@ from numpyro.primitives import Messenger
 
 from ppl_bnn.density import site_log_prob
 from ppl_bnn.inference.rank1_elbo import Rank1ELBO
+from ppl_bnn.inference.rank1_guide import Values
 from ppl_bnn.likelihood import ScaleSites
 from ppl_bnn.random_module import computing_in
-from ppl_bnn.rows import Rows
+from ppl_bnn.rows import Rows, is_array
 
-Values = dict[str, jax.Array]
+ARRAY = object()  # stands where an array goes
+
+
+def constants_of(leaves: list[Any]) -> tuple[Any, ...]:
+    """Leaves that a compiled program may hold: all but arrays, whose places are marked."""
+    return tuple(ARRAY if is_array(leaf) else leaf for leaf in leaves)
 
 
 class FitState(NamedTuple):
@@ -31,6 +36,16 @@ class FitState(NamedTuple):
     failed_at: jax.Array  # the step whose update was not finite, -1 where there is none; shape ()
 
 
+class Saved(NamedTuple):
+    """All that a fit remembers."""
+
+    state: FitState
+    losses: np.ndarray  # (steps,)
+    validation: np.ndarray  # (epochs, 2)
+    num_epochs: int  # done
+    best_params: Values  # constrained; those of the state while there is no validation
+
+
 class Problem(NamedTuple):
     """What is fitted, and how."""
 
@@ -40,18 +55,21 @@ class Problem(NamedTuple):
     optimizer: optax.GradientTransformation
     constrain: Callable[[Values], Values]
     rows: Rows
+    constants: tuple[Any, ...]  # the model's arguments that are no arrays, by the places of leaves
     num_rows: int
     annealed: frozenset[str]  # sites whose divergence from the prior is weighted
     kl_schedule: Callable | None
     compute_dtype: Any
 
     def loss(
-        self, params: Values, step: jax.Array, rng_key: jax.Array, arguments: Any
+        self, params: Values, step: jax.Array, rng_key: jax.Array, arrays: list[jax.Array]
     ) -> jax.Array:
         """Negative objective for each row of the data, estimated from a batch, in step `step`."""
-        args, kwargs = arguments
-        leaves, _ = self.rows.split(jax.tree.leaves((args, kwargs)))
-        model = ScaleSites(self.model, self.rows.seen_by, self.num_rows / leaves[0].shape[0])
+        following = iter(arrays)
+        leaves = [next(following) if c is ARRAY else c for c in self.constants]
+        args, kwargs = jax.tree.unflatten(self.rows.treedef, leaves)
+        batch_size = self.rows.split(leaves)[0][0].shape[0]
+        model = ScaleSites(self.model, self.rows.seen_by, self.num_rows / batch_size)
         guide: Any = self.guide
         if self.kl_schedule is not None:
             weight = jnp.asarray(self.kl_schedule(step), jnp.result_type(float))
@@ -59,14 +77,14 @@ class Problem(NamedTuple):
             if not isinstance(self.objective, Rank1ELBO):  # which reads the model's scales alone
                 guide = ScaleSites(guide, self.annealed, weight)
         rng_key = jax.random.fold_in(rng_key, step)
-        with nullcontext() if self.compute_dtype is None else computing_in(self.compute_dtype):
+        with computing_in(self.compute_dtype):
             total = self.objective.loss(
                 rng_key, self.constrain(params), model, guide, *args, **kwargs
             )
         return total / self.num_rows
 
     def step(
-        self, state: FitState, rng_key: jax.Array, arguments: Any
+        self, state: FitState, rng_key: jax.Array, arrays: list[jax.Array]
     ) -> tuple[FitState, jax.Array]:
         """The state after one more step and the loss before it; what fails changes nothing.
 
@@ -74,7 +92,7 @@ class Problem(NamedTuple):
         are one program.
         """
         value_and_gradient = jax.value_and_grad(self.loss)
-        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arguments)
+        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arrays)
         updates, opt_state = self.optimizer.update(gradient, state.opt_state, state.params)
         params = optax.apply_updates(state.params, updates)
         finite = [jnp.all(jnp.isfinite(leaf)) for leaf in jax.tree.leaves(params)]
@@ -92,7 +110,7 @@ class Problem(NamedTuple):
             failed_at=jnp.where(is_first, state.step, state.failed_at),
         ), loss
 
-    def explain(self, state: FitState, rng_key: jax.Array, arguments: Any) -> str:
+    def explain(self, state: FitState, rng_key: jax.Array, arrays: list[jax.Array]) -> str:
         """Which sites or parameters make the step at which a fit failed not finite, in words."""
         seen: dict[str, tuple[float, bool]] = {}
 
@@ -102,7 +120,7 @@ class Problem(NamedTuple):
 
         watched = self._replace(model=_Watch(self.model, note))
         value_and_gradient = jax.jit(jax.value_and_grad(watched.loss))
-        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arguments)
+        loss, gradient = value_and_gradient(state.params, state.step, rng_key, arrays)
         jax.effects_barrier()
         bad = [name for name, (_, is_finite) in seen.items() if not is_finite]
         words = [f"the loss is {float(loss):.6g}"]

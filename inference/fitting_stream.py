@@ -34,7 +34,8 @@ class RowStream:
 
     def __init__(self, data: Any, batch_size: int, rng_key: jax.Array):
         in_memory = not isinstance(data, RowSource)
-        self.source = as_source(_on_host(data) if in_memory else data)
+        data = _on_host(data) if in_memory else data
+        self.source = as_source(data)
         self.num_rows = self.source.num_rows
         check_integer("batch_size", batch_size, 1)
         if batch_size > self.num_rows:
@@ -42,8 +43,8 @@ class RowStream:
                 f"`batch_size` is {batch_size}, but there are {self.num_rows} rows in `data`."
             )
         self.batch_size = batch_size
-        looked_at = self.num_rows if in_memory else min(self.num_rows, ROWS_LOOKED_AT)
-        self.first = self.source.arguments(np.arange(looked_at))
+        few = np.arange(min(self.num_rows, ROWS_LOOKED_AT))
+        self.first = _arguments(data) if in_memory else self.source.arguments(few)
         seed = batches.first_place(rng_key).seed
 
         @jax.jit

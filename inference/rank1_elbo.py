@@ -35,7 +35,7 @@ from ppl_bnn.inference.rank1_draws import (
     place,
 )
 from ppl_bnn.inference.rank1_guide import AutoRank1, LocScale, Parts, Values, normal
-from ppl_bnn.inference.rank1_rows import axis_of_rows, by_row, explained, num_rows_of, observed
+from ppl_bnn.inference.rank1_rows import axis_of, by_row, explained, num_rows_of, observed
 from ppl_bnn.kl import is_infinite
 from ppl_bnn.random_module import weights_by_row
 
@@ -162,29 +162,31 @@ class Rank1ELBO(ELBO):
 
         def likelihoods(values: Values) -> dict[str, tuple[jax.Array, jax.Array]]:
             found = observed(run(values))
-            return {n: by_row(site, axis_of_rows(site, lengths)) for n, site in found.items()}
+            return {n: by_row(site, axis_of(site, lengths)) for n, site in found.items()}
 
         # whose values nobody asks for, so that XLA drops them
         first = observed(run(jax.tree.map(lambda leaf: leaf[0, 0], draws)))
-        num_rows = max(num_rows_of(site, axis_of_rows(site, lengths)) for site in first.values())
-        if self.assignment == "tiled":
-            if self.per_example and guide.family != "delta":
-                each = self._deviations_by_row(key_rows, guide, (*lead, num_rows), packing)
-                own = place(guide, Packed(*(x[:, None] for x in packed)), each)
-            with weights_by_row(num_rows), explained(bool(self.per_example)):
+        num_rows = max(num_rows_of(site, axis_of(site, lengths)) for site in first.values())
+        is_tiled, is_by_row = (
+            self.assignment == "tiled",
+            self.per_example and guide.family != "delta",
+        )
+        key_which, key_rows = jax.random.split(key_rows)
+        which = None if is_tiled else self._which(key_which, num_rows, guide.num_components)
+        if is_by_row:
+            of_rows = Packed(*(x[:, None] if is_tiled else x[which] for x in packed))
+            shape = (*lead, num_rows) if is_tiled else (lead[0], num_rows)
+            each = self._deviations_by_row(key_rows, guide, shape, packing)
+            own = place(guide, of_rows, each)
+        elif not is_tiled:
+            own = own[:, which]
+        with weights_by_row(num_rows), explained(bool(is_by_row or not is_tiled)):
+            if is_tiled:
                 found = over_all(likelihoods, 0)(common | packing.unpack(own))
-        else:
-            key_which, key_rows = jax.random.split(key_rows)
-            which = self._which(key_which, num_rows, guide.num_components)
-            if self.per_example and guide.family != "delta":
-                each = self._deviations_by_row(key_rows, guide, (lead[0], num_rows), packing)
-                own = place(guide, Packed(*(x[which] for x in packed)), each)
             else:
-                own = own[:, which]
-            shared = {name: values[:, 0] for name, values in common.items()}
-            with weights_by_row(num_rows), explained(True):
+                shared = {name: values[:, 0] for name, values in common.items()}
                 found = jax.vmap(likelihoods, axis_size=lead[0])(shared | packing.unpack(own))
-            found = jax.tree.map(lambda leaf: leaf[:, None], found)
+                found = jax.tree.map(lambda leaf: leaf[:, None], found)
         log_likelihood = self._combine(list(found.values()))
         elbo = log_likelihood + log_prior[0, 0] - self.kl_weight * divergence
         return {"loss": -elbo, "mutable_state": None}

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+
+from ppl_bnn.rows import axes_of, axis_of_rows
 
 
 @contextmanager
@@ -30,11 +32,14 @@ def observed(trace: dict[str, Any]) -> dict[str, Any]:
     return {n: s for n, s in trace.items() if s["type"] == "sample" and s["is_observed"]}
 
 
-def axis_of_rows(site: dict[str, Any], lengths: set[int]) -> int:
-    """The axis of an observed site, from the right, that runs over the rows."""
-    plates = {frame.dim: frame.size for frame in site["cond_indep_stack"]}
-    of_data = [dim for dim, size in plates.items() if size in lengths]
-    return min(of_data or plates or [-1])
+def axis_of(site: dict[str, Any], lengths: Collection[int]) -> int:
+    """The axis of an observed site, from the right, that runs over the rows.
+
+    Where none is as long as the data (a minibatch that the model draws), it is the outermost.
+    """
+    axes = axes_of(site["cond_indep_stack"], site["fn"].batch_shape)
+    axis = axis_of_rows(axes, lengths)
+    return min(axes, default=-1) if axis is None else axis
 
 
 def num_rows_of(site: dict[str, Any], axis: int) -> int:

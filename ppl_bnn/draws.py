@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol, runtime_checkable
+from typing import Any
 
 import jax
 import numpy as np
@@ -67,15 +67,6 @@ class Draws:
         return {name: value.reshape(-1, *value.shape[2:]) for name, value in self.samples.items()}
 
 
-@runtime_checkable
-class HasDraws(Protocol):
-    """A result that gives draws by itself, such as that of `ppl_bnn.fit`."""
-
-    def draws(self) -> Draws:
-        """As many draws as the result sees fit."""
-        ...
-
-
 def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool = False) -> Draws:
     """Bring the result of an engine into the one form that this package reads.
 
@@ -107,9 +98,9 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
     """
     if isinstance(draws, Draws):
         return draws if model is None else replace(draws, model=model)
-    if isinstance(draws, HasDraws):
+    if _has_draws(draws):
         return as_draws(draws.draws(), model)
-    if isinstance(draws, list) and draws and all(isinstance(d, HasDraws | Draws) for d in draws):
+    if isinstance(draws, list) and draws and all(map(_has_draws, draws)):
         return _together([as_draws(member, model) for member in draws])
     if isinstance(draws, MCMC):
         if draws.last_state is None:
@@ -145,6 +136,11 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
 
 
 Arrays = dict[str, np.ndarray]
+
+
+def _has_draws(result: Any) -> bool:
+    """Whether it is `Draws`, or a result that gives some by itself, as that of `ppl_bnn.fit`."""
+    return isinstance(result, Draws) or callable(getattr(result, "draws", None))
 
 
 def _together(members: list[Draws]) -> Draws:

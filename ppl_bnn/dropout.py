@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpyro.distributions as dist
@@ -31,7 +29,3 @@ class Dropout(dist.Distribution):
         assert key is not None
         is_kept = jax.random.bernoulli(key, 1 - self.rate, sample_shape)
         return is_kept / jnp.asarray(1 - self.rate, jnp.result_type(float))
-
-    def log_prob(self, value: Any, intermediates: Any = None) -> jax.Array:
-        """Log probability of the two values."""
-        return jnp.where(jnp.asarray(value) == 0, jnp.log(self.rate), jnp.log1p(-self.rate))

@@ -1,7 +1,7 @@
 """Turn the weights of a neural network into NumPyro sample sites."""
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
 from fnmatch import fnmatchcase
 from functools import partial
@@ -24,23 +24,22 @@ _dtype: ContextVar[Any] = ContextVar("type in which networks compute", default=N
 
 
 @contextmanager
-def weights_by_row(num_rows: int) -> Iterator[None]:
+def _set(variable: ContextVar, value: Any) -> Iterator[None]:
+    token = variable.set(value)
+    try:
+        yield
+    finally:
+        variable.reset(token)
+
+
+def weights_by_row(num_rows: int) -> AbstractContextManager[None]:
     """Let sites be given values with a leading axis of rows, for layers that take them."""
-    token = _num_rows.set(num_rows)
-    try:
-        yield
-    finally:
-        _num_rows.reset(token)
+    return _set(_num_rows, num_rows)
 
 
-@contextmanager
-def computing_in(dtype: Any) -> Iterator[None]:
-    """Let networks compute in another floating-point type; what they give is float32 again."""
-    token = _dtype.set(dtype)
-    try:
-        yield
-    finally:
-        _dtype.reset(token)
+def computing_in(dtype: Any) -> AbstractContextManager[None]:
+    """Let networks compute in another floating-point type, and give float32 again; None: as is."""
+    return _set(_dtype, dtype)
 
 
 def random_module(name: str, net: Any, prior: Prior) -> Callable[..., Any]:

@@ -8,7 +8,7 @@ ones, and whose priors do not look at the rows; `row_checks.py` tries that out.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any, NamedTuple
 
@@ -152,15 +152,10 @@ def find_rows(
     sites: dict[str, int | None] = {}
     sizes: dict[str, int] = {}
     for name, site in observed.items():
-        axes = {frame.dim: frame.size for frame in site["cond_indep_stack"]}
-        if not axes and site["batch_shape"]:
-            axes = {-len(site["batch_shape"]): site["batch_shape"][0]}
-        matches = {dim: length for dim, length in axes.items() if length in lengths}
-        if matches:
-            dim = min(matches)  # the outermost, where several plates are as long
-            sites[name], sizes[name] = dim, matches[dim]
-        else:
-            sites[name] = None
+        axes = axes_of(site["cond_indep_stack"], site["batch_shape"])
+        sites[name] = axis = axis_of_rows(axes, lengths)
+        if axis is not None:
+            sizes[name] = axes[axis]
     if not sizes:
         found = {n: s["batch_shape"] for n, s in observed.items()}
         raise ValueError(
@@ -195,6 +190,18 @@ def find_rows(
     return rows._replace(
         deterministic=frozenset(n for n in changed if trace[n]["type"] == "deterministic")
     )
+
+
+def axes_of(plates: Sequence[Any], batch_shape: tuple[int, ...]) -> dict[int, int]:
+    """Axes of a site that may run over rows, from the right, and their lengths."""
+    if not plates and batch_shape:
+        return {-len(batch_shape): batch_shape[0]}
+    return {plate.dim: plate.size for plate in plates}
+
+
+def axis_of_rows(axes: dict[int, int], lengths: Collection[int]) -> int | None:
+    """The axis that is as long as the data, the outermost if there are several."""
+    return min((dim for dim, length in axes.items() if length in lengths), default=None)
 
 
 def _changed_shapes(model: Callable, rows: Rows, leaves: Sequence[Any], trace: dict) -> list[str]:

@@ -392,3 +392,23 @@ def test_passes_that_come_to_an_end():
 def test_settings_that_mean_something_else(options, message):
     with pytest.raises(ValueError, match=message):
         fit(**options)
+
+
+def test_flags_and_tables_of_a_model():
+    """A flag is asked by Python, a table is an array, and neither is a row."""
+
+    def flagged(x, y=None, double=False, table=None):
+        r = numpyro.sample("net.r", dist.Normal(1.0, 0.4).expand([2]).to_event(1))
+        mean = (x * r).sum(-1) * (2.0 if double else 1.0) + table[0]
+        with numpyro.plate("data", len(x)):
+            numpyro.sample("y", dist.Normal(mean, 0.5), obs=y)
+
+    table = np.ones(3, np.float32)
+    run = partial(fit, flagged, optimizer=optax.set_to_zero(), validation=(X, Y))
+    plain = run(model_kwargs={"double": False, "table": table})
+    double = run(model_kwargs={"double": True, "table": table})
+    assert (plain.losses != double.losses).all()
+    assert plain.validation[0, 1] != double.validation[0, 1]
+    mean = ppl_bnn.predict(double, X, model_kwargs={"table": table}).mean
+    r = double.draws().flat()["net.r"].mean(0)
+    np.testing.assert_allclose(mean, 2 * X @ r + 1, rtol=1e-4, atol=1e-5)
