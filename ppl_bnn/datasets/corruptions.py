@@ -171,9 +171,10 @@ def _zoom_blur(x: np.ndarray, stop: float, rng: np.random.Generator) -> np.ndarr
     # 1.25 for the five levels) and whether 26 pixels enlarged by 1.25 are 32 or 33.
     zooms = np.arange(1, stop, 0.01)
     # one sparse matrix from pixels to pixels; the image itself counts twice, as in the original
-    total = sparse.eye(height * width, format="csr")
+    total = sparse.eye_array(height * width, format="csr")
     for zoom in zooms:
-        total = total + sparse.kron(_zoomed(height, zoom), _zoomed(width, zoom), format="csr")
+        rows = sparse.csr_array(_zoomed(height, zoom))
+        total = total + sparse.kron(rows, _zoomed(width, zoom), format="csr")
     mean = (total / (len(zooms) + 1)).astype(np.float32)
     pixels = x.transpose(1, 2, 0, 3).reshape(height * width, -1)
     return (mean @ pixels).reshape(height, width, num, channels).transpose(2, 0, 1, 3)
