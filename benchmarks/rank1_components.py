@@ -59,7 +59,7 @@ def main() -> None:
     smoke = {"seeds": 1, "steps": 6, "train": 200}
     defaults = {"data": "fashion_mnist", "seeds": 3, "steps": 1000, "train": 2000}
     options, study = begin(__doc__, "rank1_components", smoke, **defaults)
-    images = load(options.data, options.train, 20 if options.quick else 300)
+    images = load(options.data, options.train, options.quick)
     cases = [(k, how, "both") for k in COMPONENTS for how in ("tiled", "sampled")]
     cases += [(4, "tiled", vector) for vector in ("r", "s")]
     rows = {}

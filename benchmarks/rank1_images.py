@@ -28,7 +28,7 @@ import ppl_bnn
 from ppl_bnn import datasets, metrics, models, priors
 
 K = 4
-BATCH = 50
+BATCH = 20
 SAMPLES = 4  # of each component, and 16 of dropout, so that all mix as many
 METHODS = {
     "deterministic": {},
@@ -53,8 +53,9 @@ class Images(NamedTuple):
     corrupted: np.ndarray  # (kind, severity, image, ...), of the first test images
 
 
-def load(name: str, num_train: int, num_corrupted: int) -> Images:
+def load(name: str, num_train: int, is_quick: bool) -> Images:
     raw = getattr(datasets, name)(DATA, small=True, prepare=False)
+    num_test, num_corrupted = (100, 10) if is_quick else (5000, 100)
     mean, deviation = SCALES[name]
 
     def pixels(x: np.ndarray) -> np.ndarray:
@@ -64,15 +65,19 @@ def load(name: str, num_train: int, num_corrupted: int) -> Images:
     def scaled(x: np.ndarray) -> np.ndarray:
         return ((x - np.asarray(mean, np.float32)) / deviation).astype(np.float32)
 
-    x, x_test = pixels(raw.x_train), pixels(raw.x_test)
+    held_out = min(1000, len(raw.x_train) - num_train)
+    # test images, and those of training that neither fits nor tuning see
+    unused = slice(num_train, len(raw.x_train) - held_out)
+    x = pixels(raw.x_train)
+    x_test = np.concatenate([pixels(raw.x_test), x[unused]])[:num_test]
+    y_test = np.concatenate([raw.y_test, raw.y_train[unused]])[:num_test]
     kinds = datasets.CORRUPTIONS if x.shape[-1] == 3 else datasets.GREY_CORRUPTIONS
     few = x_test[:num_corrupted]
     corrupted = [[scaled(datasets.corrupt(few, kind, s)) for s in range(1, 6)] for kind in kinds]
-    held_out = min(1000, (len(x) - num_train))
     return Images(
         (scaled(x[:num_train]), raw.y_train[:num_train].astype(np.int32)),
         (scaled(x[-held_out:]), raw.y_train[-held_out:].astype(np.int32)),
-        (scaled(x_test), raw.y_test.astype(np.int32)),
+        (scaled(x_test), y_test.astype(np.int32)),
         np.asarray(corrupted),
     )
 
@@ -80,8 +85,8 @@ def load(name: str, num_train: int, num_corrupted: int) -> Images:
 def settings(family: str | None, rng: np.random.Generator) -> dict[str, float]:
     """One tuning trial."""
     chosen = {
-        "learning_rate": float(10 ** rng.uniform(-3, -2)),
-        "width": float(2 ** rng.uniform(0, 2)),
+        "learning_rate": float(10 ** rng.uniform(-2.7, -2)),
+        "width": float(2 ** rng.uniform(1, 3)),
         "prior_scale": float(10 ** rng.uniform(-1.3, -0.5)),  # of r and s
         "dropout_rate": float(rng.uniform(0.05, 0.3)),
     }
@@ -250,9 +255,9 @@ def long_cauchy(images: Images, num_steps: int) -> None:
 
 def main() -> None:
     smoke = {"trials": 1, "seeds": 1, "epochs": 1, "train": 200}
-    defaults = {"data": "fashion_mnist", "trials": 3, "seeds": 3, "epochs": 15, "train": 2000}
+    defaults = {"data": "fashion_mnist", "trials": 3, "seeds": 3, "epochs": 12, "train": 2000}
     options, study = begin(__doc__, "rank1_images", smoke, **defaults, cauchy=0)
-    images = load(options.data, options.train, 20 if options.quick else 300)
+    images = load(options.data, options.train, options.quick)
     if options.cauchy:
         return long_cauchy(images, options.cauchy)
     report(run(study, images, options.trials, options.seeds, options.epochs))

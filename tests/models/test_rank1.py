@@ -22,6 +22,8 @@ LAYERS = {
     "dense without bias": (lambda: nnx.Linear(3, 4, use_bias=False, rngs=nnx.Rngs(1)), (5, 3)),
     "conv 1d": (lambda: nnx.Conv(3, 4, (3,), rngs=nnx.Rngs(1), **CONV), (5, 7, 3)),
     "conv 2d": (lambda: nnx.Conv(3, 4, (3, 2), rngs=nnx.Rngs(1), **CONV), (5, 7, 6, 3)),
+    "dense of one feature": (lambda: nnx.Linear(1, 4, rngs=nnx.Rngs(1)), (5, 1)),
+    "conv of one channel": (lambda: nnx.Conv(1, 4, (3, 2), rngs=nnx.Rngs(1), **CONV), (5, 7, 6, 1)),
     "conv 3d": (lambda: nnx.Conv(3, 4, (2, 2, 2), padding=1, rngs=nnx.Rngs(1)), (5, 3, 4, 3, 3)),
 }
 
@@ -61,7 +63,7 @@ def test_a_rank1_layer_is_the_layer_with_its_perturbed_weight(name, perturbation
     np.testing.assert_allclose(net(x), layer(x), rtol=1e-5, atol=1e-6)
 
     # components, each with one pair of vectors for all rows, or one for each row
-    r, s = 1 + normals(2, shape[0], 4), 1 + normals(2, shape[0], 3)
+    r, s = 1 + normals(2, shape[0], 4), 1 + normals(2, shape[0], shape[-1])
     one_pair = jax.vmap(lambda r, s: of_network.apply(values | {"r": r, "s": s}, x))
     by_row = one_pair(r, s)
     for k in range(2):
