@@ -25,7 +25,7 @@ from ppl_bnn import models, priors
 TOTAL = 64  # rows that the network sees in a step
 COMPONENTS = (1, 2, 4, 8, 16)
 MIXED = 16  # draws of all components together
-SETTINGS = {"learning_rate": 3e-3, "width": 2.0, "prior_scale": 0.1}
+SETTINGS = {"learning_rate": 3e-3, "width": 4.0, "prior_scale": 0.1}
 
 
 def once(
