@@ -167,10 +167,8 @@ class Rank1ELBO(ELBO):
         # whose values nobody asks for, so that XLA drops them
         first = observed(run(jax.tree.map(lambda leaf: leaf[0, 0], draws)))
         num_rows = max(num_rows_of(site, axis_of(site, lengths)) for site in first.values())
-        is_tiled, is_by_row = (
-            self.assignment == "tiled",
-            self.per_example and guide.family != "delta",
-        )
+        is_tiled = self.assignment == "tiled"
+        is_by_row = bool(self.per_example) and guide.family != "delta"
         key_which, key_rows = jax.random.split(key_rows)
         which = None if is_tiled else self._which(key_which, num_rows, guide.num_components)
         if is_by_row:
@@ -180,7 +178,7 @@ class Rank1ELBO(ELBO):
             own = place(guide, of_rows, each)
         elif not is_tiled:
             own = own[:, which]
-        with weights_by_row(num_rows), explained(bool(is_by_row or not is_tiled)):
+        with weights_by_row(num_rows), explained(is_by_row or not is_tiled):
             if is_tiled:
                 found = over_all(likelihoods, 0)(common | packing.unpack(own))
             else:
