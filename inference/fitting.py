@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import warnings
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -142,7 +143,12 @@ def fit(
         objective = Rank1ELBO() if isinstance(guide, AutoRank1) else TraceMeanField_ELBO()
     optimizer = optax.adam(1e-3) if optimizer is None else optimizer
     svi = SVI(model, guide, optax.identity(), objective)
-    svi_state = svi.init(key_init, *probe[0], **probe[1])
+    try:
+        svi_state = svi.init(key_init, *probe[0], **probe[1])
+    except (TypeError, ValueError, KeyError) as error:
+        if getattr(guide, "model", model) is not model:
+            error.add_note("`guide` was made for another function than `model`.")
+        raise
     params = svi.optim.get_params(svi_state.optim_state)
     constrain = jax.jit(svi.constrain_fn)
     start = constrain(params)
@@ -175,13 +181,21 @@ def fit(
             "optimizer": identity(optimizer.update),
             "kl_schedule": identity(weight),
             "rng_key": identity(jax.random.key_data(key_steps)),
-            "data": f"{stream.num_rows} rows, {batch_size} a step, {identity(stream.first)}",
+            "batch_size": str(batch_size),
+            "data": f"{stream.num_rows} rows, {identity(stream.first)}",
             "model_kwargs": identity(others),
             "compute_dtype": "none" if compute_dtype is None else jnp.dtype(compute_dtype).name,
             "validation": "none" if score is None else identity(score.leaves),
         }
         checkpoints = Checkpoints(checkpoint, told)
         saved = checkpoints.restore(state, start) or saved
+        if saved.num_epochs > num_epochs:
+            warnings.warn(
+                f"`checkpoint` holds a fit of {saved.num_epochs} epochs, more than {num_epochs=}; "
+                "it is returned as it is.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
     own_params = frozenset(n for n, s in sites.items() if s["type"] == "param")
     result = partial(
         Fit,
@@ -280,7 +294,7 @@ def _score(model: Callable, validation: Any, others: dict[str, Any]) -> Score:
             "`validation` must be the model's arguments, as a tuple of arrays or as a dictionary "
             f"of them by name, or a `ppl_bnn.RowSource`; got {kinds(validation)}."
         )
-    source = as_source(validation)
+    source = as_source(validation, "validation")
     data = source.arguments(np.arange(source.num_rows))
     arguments = data[0], data[1] | others
     try:

@@ -79,6 +79,7 @@ class Loop:
             ) as progress,
             stop_requests() as is_asked_to_stop,
         ):
+            progress.set_postfix_str("compiling")
             try:
                 if saved.num_epochs < num_epochs:
                     stopped = self._steps(num_epochs, progress, is_asked_to_stop)

@@ -33,7 +33,8 @@ class Fit:
         After each epoch: number of steps taken, and negative log predictive density for each row
         of the validation data, in nats, shape (epochs, 2); empty where none were given.
     failed_at
-        The step that would have made something not finite, and did not; None if all went well.
+        The step, counted from 0, that would have made something not finite, and did not; None if
+        all went well.
     stopped
         Why the fit ended before its last epoch, in words; None if it did not.
     model, guide
@@ -72,11 +73,12 @@ class Fit:
         Raises
         ------
         ValueError
-            If there was no validation.
+            If there was no validation, or the fit ended before its first epoch did.
         """
         if self._best_params is None:
             raise ValueError(
-                "nothing tells which parameters are best: give `fit` the argument `validation`"
+                "nothing tells which parameters are best: give `fit` the argument `validation`, "
+                f"and a first epoch (this fit took {len(self.losses)} steps and validated none)"
             )
         return replace(self, params=self._best_params)
 

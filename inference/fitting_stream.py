@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any, NamedTuple
@@ -35,7 +36,7 @@ class RowStream:
     def __init__(self, data: Any, batch_size: int, rng_key: jax.Array):
         in_memory = not isinstance(data, RowSource)
         data = _on_host(data) if in_memory else data
-        self.source = as_source(data)
+        self.source = as_source(data, "data")
         self.num_rows = self.source.num_rows
         check_integer("batch_size", batch_size, 1)
         if batch_size > self.num_rows:
@@ -109,18 +110,33 @@ class IterableStream:
             passes: Iterator[Iterator] = iter([_after(self.first, self.started)])
         else:
             passes = iter(partial(iter, self.data), None)
-        number = 0
+        number = num_seen = passes_over = 0
         for one_pass in passes:
             held = next(one_pass, None)
             if held is None:  # used up, though it gives itself out as new
                 return
             while held is not None:
                 following = next(one_pass, None)
+                arguments = _arguments(held)
                 if number >= step:
-                    arguments = _arguments(held)
                     _check_like(arguments, self.first)
+                num_seen += len(jax.tree.leaves(arguments)[0])
+                if following is None and passes_over == 0:
+                    self._check_count(num_seen)
+                if number >= step:
                     yield Batch(arguments, following is None)
                 number, held = number + 1, following
+            passes_over += 1
+
+    def _check_count(self, num_seen: int) -> None:
+        """Tell of a number of rows that a pass contradicts; a last batch may have been dropped."""
+        if abs(num_seen - self.num_rows) >= len(jax.tree.leaves(self.first)[0]):
+            warnings.warn(
+                f"a pass over `data` gave {num_seen} rows, and `num_rows`, by which the log "
+                f"likelihood is scaled, is {self.num_rows}.",
+                RuntimeWarning,
+                stacklevel=2,
+            )
 
 
 def as_stream(

@@ -130,8 +130,9 @@ def as_draws(draws: Any, model: Callable | None = None, *, group_by_chain: bool 
         _check_leading_axes(samples)
         return Draws(samples=samples, model=model)
     raise TypeError(
-        "`draws` must be an MCMC that has run, what `fit` or `to_arviz` made, or a dictionary from "
-        f"site names to arrays, as `MCMC.get_samples` returns it; got {type(draws).__name__}"
+        "`draws` must be an MCMC that has run, what `fit` or `to_arviz` made, a list of "
+        "fits, or a dictionary from site names to arrays, as `MCMC.get_samples` returns it; got "
+        f"{'an empty list' if draws == [] else type(draws).__name__}"
     )
 
 

@@ -37,8 +37,10 @@ def function_space(
     Parameters
     ----------
     draws
-        An `numpyro.infer.MCMC` that has run, or a dictionary of samples as
-        `MCMC.get_samples` returns it. A rejected proposal counts its chain's position again.
+        An `numpyro.infer.MCMC` that has run, what `fit` returned (of which there are 25 draws of
+        each component, or as many as ``result.draws(n)`` makes), a list of fits, which is an
+        ensemble, or a dictionary of samples as `MCMC.get_samples` returns it. A rejected proposal
+        counts its chain's position again.
     x
         Inputs, shape (point, ...); a tuple for a model of several inputs. The model is run as
         ``model(x)`` (or ``model(*x)``) with the draws in place of its latent sites.

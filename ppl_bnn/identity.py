@@ -57,7 +57,9 @@ def _identity(value: Any, above: frozenset[int]) -> Any:
     if isinstance(value, set | frozenset):
         return sorted(map(repr, value))
     if isinstance(value, Distribution):
-        return type(value).__qualname__, [inside(leaf) for leaf in jax.tree.leaves(value)]
+        # by name, since NumPyro flattens its fields in an order that differs between processes
+        names = type(value).gather_pytree_data_fields()
+        return type(value).__qualname__, inside({name: vars(value).get(name) for name in names})
     if callable(value) and hasattr(value, "__dict__") and not isinstance(value, type):
         return type(value).__qualname__, inside(vars(value))  # a model that is an object
     is_array = isinstance(value, np.ndarray | np.generic | jax.Array)

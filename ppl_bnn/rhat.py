@@ -167,7 +167,8 @@ def named_arrays(draws: Any) -> dict[str, np.ndarray]:
         return {"x": np.asarray(draws)}
     raise TypeError(
         "`draws` must be what `function_space` returns, an array of shape (chain, draw, ...), or "
-        f"a dictionary of such arrays; got {type(draws).__name__}"
+        f"a dictionary of such arrays; got {type(draws).__name__}. Judge predictions: "
+        "`function_space(draws, x)` first."
     )
 
 

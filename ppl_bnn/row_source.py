@@ -196,7 +196,7 @@ def _has_rows(value: Any) -> bool:
     return hasattr(value, "dtype") and bool(getattr(value, "shape", ())) and not is_other
 
 
-def as_source(batches: Any) -> RowSource:
+def as_source(batches: Any, name: str = "batches") -> RowSource:
     """Rows of arrays on the host, by position or by name, or a source as it is.
 
     Arrays are whatever has a `shape` and takes row numbers in brackets: NumPy's, memory-mapped
@@ -211,14 +211,14 @@ def as_source(batches: Any) -> RowSource:
         return batches
     if not are_arrays(batches):
         raise ValueError(
-            "`batches` must be the model's arguments, as a tuple of arrays or as a dictionary of "
+            f"`{name}` must be the model's arguments, as a tuple of arrays or as a dictionary of "
             "them by name, or a `ppl_bnn.RowSource`, which reads rows by their numbers; got "
             f"{kinds(batches)} (`to_numpy()` makes arrays of pandas'). An iterator does not do: it "
             "has one position, and every chain needs its own."
         )
     lengths = [array.shape[0] for array in jax.tree.leaves(batches)]
     if len(set(lengths)) > 1:
-        raise ValueError(f"the arrays of `batches` have {lengths} rows; they must have as many.")
+        raise ValueError(f"the arrays of `{name}` have {lengths} rows; they must have as many.")
 
     def fetch(index: np.ndarray) -> Any:
         # ascending and each once: what h5py asks for, and kind to disks

@@ -196,7 +196,7 @@ def test_a_fit_goes_on_where_it_was_stopped(tmp_path, monkeypatch):
         ({"optimizer": optax.adam(0.1)}, "optimizer"),
         ({"kl_schedule": 0.5}, "kl_schedule"),
         ({"objective": ppl_bnn.Rank1ELBO(tied_mean=True)}, "objective"),
-        ({"batch_size": 7}, "data"),
+        ({"batch_size": 7}, "batch_size"),
     ):
         with pytest.raises(ValueError, match=f"which holds a fit with another {word}:"):
             fit(normals(), unreliable(1000), checkpoint=folder, **options | change)
@@ -326,6 +326,28 @@ def test_batches_from_an_iterable():
         ppl_bnn.fit(model, points(), batches, num_epochs=1)
     with pytest.warns(RuntimeWarning, match="each batch of `data` must be the model's arguments"):
         run([*batches[:2], 3], num_epochs=1)
+    run(batches[:-1], num_epochs=1)  # a last batch that is not full may be dropped
+    with pytest.warns(RuntimeWarning, match=rf"gave {N} rows, and `num_rows`.* is {2 * N}"):
+        run(batches, num_epochs=1, num_rows=2 * N)
+
+
+def test_words_name_what_was_given(tmp_path):
+    for name, options in {
+        "data": {"data": (X, Y[:-1])},
+        "validation": {"validation": (X, Y[:-1])},
+    }.items():
+        with pytest.raises(ValueError, match=f"the arrays of `{name}` have"):
+            fit(points(), num_epochs=1, **({"data": DATA} | options))
+    with pytest.raises(ValueError, match=r"took 1 steps and validated none"):
+        with pytest.warns(RuntimeWarning, match="stops after 1 steps"):
+            stopped = fit(points(), unreliable(2 + 1), validation=DATA, num_epochs=1)
+        _ = stopped.best
+    run = partial(fit, normals(), checkpoint=tmp_path / "fit")
+    run(DATA, num_epochs=2)
+    with pytest.warns(RuntimeWarning, match="holds a fit of 2 epochs, more than num_epochs=1"):
+        assert len(run(DATA, num_epochs=1).losses) == 9
+    with pytest.raises(ValueError, match="holds a fit with another rng_key:"):
+        run(DATA, num_epochs=2, rng_key=jax.random.key(7))
 
 
 NEAR_ONE = {"*.r": dist.Normal(1, 0.1), "*.s": dist.Normal(1, 0.1), "*": priors.fan_in_normal()}
