@@ -369,8 +369,10 @@ def test_passes_that_come_to_an_end():
         def __iter__(self):
             return self.batches
 
-    with pytest.warns(RuntimeWarning, match="there were no more batches"):
-        fit(data=Stored(), batch_size=None, num_rows=N, num_epochs=3)
+    # the first batch was looked at, and is gone
+    with pytest.warns(RuntimeWarning, match=rf"gave {N - 4} rows, and `num_rows`.* is {N}"):
+        with pytest.warns(RuntimeWarning, match="there were no more batches"):
+            fit(data=Stored(), batch_size=None, num_rows=N, num_epochs=3)
     with pytest.raises(ValueError, match="`num_rows` is 3, but a batch of `data` has 4 rows"):
         fit(data=[(X[:4], Y[:4])], batch_size=None, num_rows=3)
     with pytest.warns(RuntimeWarning, match="4 rows does not divide among the 8 devices"):
