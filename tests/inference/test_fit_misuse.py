@@ -290,6 +290,14 @@ def test_guides_of_other_models():
     with pytest.raises(ValueError, match=r"the model does not have its sites \['noise'\]"):
         fit(model, large)
 
+    narrow, wide = (
+        models.regression(models.rank1(models.MLP(2, (n,), 1)), priors.fan_in_normal(), noise=0.5)
+        for n in (4, 8)
+    )
+    with pytest.raises(ValueError) as caught:
+        fit(wide, ppl_bnn.AutoRank1(narrow, num_components=1))
+    assert "made for another function than `model`" in "".join(caught.value.__notes__)
+
     def discrete(x, y=None):
         numpyro.sample("k", dist.Bernoulli(0.5))
         model(x, y)
