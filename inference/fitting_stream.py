@@ -110,23 +110,21 @@ class IterableStream:
             passes: Iterator[Iterator] = iter([_after(self.first, self.started)])
         else:
             passes = iter(partial(iter, self.data), None)
-        number = num_seen = passes_over = 0
-        for one_pass in passes:
+        number = num_seen = 0
+        for passes_over, one_pass in enumerate(passes):
             held = next(one_pass, None)
             if held is None:  # used up, though it gives itself out as new
                 return
             while held is not None:
                 following = next(one_pass, None)
                 arguments = _arguments(held)
-                if number >= step:
-                    _check_like(arguments, self.first)
+                _check_like(arguments, self.first)
                 num_seen += len(jax.tree.leaves(arguments)[0])
                 if following is None and passes_over == 0:
                     self._check_count(num_seen)
                 if number >= step:
                     yield Batch(arguments, following is None)
                 number, held = number + 1, following
-            passes_over += 1
 
     def _check_count(self, num_seen: int) -> None:
         """Tell of a number of rows that a pass contradicts; a last batch may have been dropped."""
